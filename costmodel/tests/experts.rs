@@ -1,8 +1,10 @@
 //! Messages to experts: what dispatchers send, and what runs beside the passes of another micro-batch.
 
 use catalog::dispatcher::SecondSort;
-use catalog::{Dispatcher, Precision, Workload};
+use catalog::{DType, Dispatcher, Fitted, Model, Precision, Workload};
+use costmodel::price::TablePrices;
 use costmodel::{BlockCost, BlockKey, CostModel, Scenario};
+use dtensor::Pass;
 use models::BlockClass;
 use plans::support::allowed_by;
 use plans::{Decisions, Recompute, Strategy};
@@ -145,6 +147,114 @@ fn gathering_all_tokens_pays_where_they_choose_more_experts_than_there_are_ranks
     let row = 4 * 8192 * s.model.hidden * 2;
     let more = tokens.memory.transient_forward - rows.memory.transient_forward;
     assert_eq!(more.0, (16 - 8) * row);
+}
+
+/// Dispatchers other than the all-to-all reach the tensor-parallel peers of an expert in the same message. An all-gather over 8 ranks of
+/// expert parallelism with 2 peers each is one over 16 ranks. DeepEP sends a token once to each of two nodes.
+#[test]
+fn one_message_carries_tokens_to_experts_and_to_their_tensor_parallel_peers() {
+    let s = scenario("dgx-h100", 32, "megatron-core");
+    for dispatcher in ["all_gather", "deepep", "hybridep"] {
+        let of = |sizes: &str| layer(&s, &format!("dp32 {sizes} mbs8 dispatcher={dispatcher}"));
+        let [apart, peers] = ["ep16", "ep8 etp2"].map(of);
+        assert_eq!(peers.forward.tp.0, 0.0, "{dispatcher}");
+        let ratio = peers.forward.ep / apart.forward.ep;
+        // Inside a node, both peers of every chosen expert get the token, which may take longer than what the network card sends.
+        let most = if dispatcher == "all_gather" {
+            1.001
+        } else {
+            1.1
+        };
+        assert!((0.999..most).contains(&ratio), "{dispatcher}: {ratio}");
+    }
+    let all = layer(&s, "dp32 ep8 etp2 mbs8");
+    assert!(
+        all.forward.tp.0 > 0.0,
+        "an all-to-all has messages of its own"
+    );
+}
+
+/// Every peer of an expert orders the rows of both peers' tokens.
+#[test]
+fn tensor_parallel_peers_order_each_others_rows() {
+    let mut s = scenario("dgx-h100", 32, "megatron-core");
+    s.runtime.second_sort = SecondSort::Never;
+    let bandwidth = 3.35e12 * 0.35;
+    let of = |sizes: &str| layer(&s, &format!("dp32 {sizes} mbs1 dispatcher=deepep"));
+    let [alone, peers] = ["ep8", "ep8 etp2"].map(of);
+    let token = (8192 * s.model.hidden * 2) as f64;
+    // Permute reads arrived tokens and writes rows, unpermute the reverse; products have the same size together.
+    let expected = 2.0 * token * (distinct(8.0) + CHOSEN) / bandwidth;
+    let orders = |of: &BlockCost| of.forward.compute;
+    let more = orders(&peers) - orders(&alone);
+    assert!(more.0 > 0.8 * expected, "{more:?}, {expected}");
+}
+
+/// An all-gather dispatcher also gathers which experts every token chose, a byte for each of them, and its probabilities: 3 bytes for
+/// each of 1,024 experts are 3/4 of the 4,096 bytes of a token's activations.
+#[test]
+fn gathering_all_tokens_also_gathers_their_routing() {
+    let of = |experts: u64| {
+        let mut s = scenario("dgx-h100", 8, "megatron-core");
+        let mut config = (*s.model).clone();
+        config.moe.as_mut().expect("has experts").experts = experts;
+        s.model = Model::new(config, "more experts").expect("a model");
+        let cost = layer(&s, "dp8 ep8 mbs8 dispatcher=all_gather");
+        (cost.forward.ep, cost.backward.whole.ep)
+    };
+    let ((few, few_back), (many, many_back)) = (of(128), of(1024));
+    let (hidden, of_expert) = (4096.0, 3.0 * (1024.0 - 128.0));
+    // Activations go to the experts and back.
+    let expected = of_expert / (2.0 * hidden + 3.0 * 128.0);
+    let more = (many - few) / few;
+    assert!((more / expected - 1.0).abs() < 0.15, "{more}, {expected}");
+    // Back come the gradients of the probabilities.
+    let more = (many_back - few_back) / (many - few);
+    assert!((more / (2.0 / 3.0) - 1.0).abs() < 0.15, "{more}");
+}
+
+/// Across nodes DeepEP sends a token once to a node, whose ranks pass it on to each other. On H800, whose links inside a node are
+/// less than half as fast as an H100's, passing on takes longer than what the network card sends.
+#[test]
+fn a_node_passes_tokens_on_to_its_ranks() {
+    for (cluster, slower) in [("dgx-h100", false), ("h800", true)] {
+        let s = scenario(cluster, 32, "megatron-core");
+        let of = |sizes: &str| layer(&s, &format!("dp32 {sizes} mbs8 dispatcher=deepep"));
+        let [inside, across] = ["ep8", "ep16"].map(of);
+        // The same links carry a token to 5.3 ranks of one node, or to 5.7 of the 8 that both nodes have in all, times two.
+        let passed_on = distinct(16.0) / distinct(8.0);
+        let ratio = across.forward.ep / inside.forward.ep;
+        let bound = (ratio / passed_on - 1.0).abs() < 0.03;
+        assert_eq!(bound, slower, "{cluster}: {ratio}, {passed_on}");
+    }
+}
+
+/// With few rows per expert a grouped product takes as long as reading all experts' weights, and with many as long as multiplying.
+#[test]
+fn grouped_products_read_the_weights_of_every_expert() {
+    let cluster = catalog::load::cluster("dgx-h100").expect("preset");
+    let prices = TablePrices::new(&cluster, 8, &Fitted::default()).expect("prices");
+    let (experts, n, k) = (128, 1536, 2048);
+    let weights = (experts * n * k * 2) as f64 / 3.35e12;
+    for (rows, pass, least, most) in [
+        (16, Pass::Forward, 1.0, 1.3),
+        (16, Pass::BackwardInput, 1.0, 1.3),
+        // Gradients are written where weights are read.
+        (16, Pass::BackwardWeight, 1.0, 3.0),
+        (4096, Pass::Forward, 10.0, f64::INFINITY),
+    ] {
+        let all = experts * rows;
+        let sizes = match pass {
+            Pass::BackwardWeight => [n, k, all],
+            _ => [all, n, k],
+        };
+        let time = prices.grouped_gemm(experts, sizes, DType::Bf16, pass);
+        let of_weights = time.0 / weights;
+        assert!(
+            (least..=most).contains(&of_weights),
+            "{rows} {pass:?}: {of_weights}"
+        );
+    }
 }
 
 /// Every pass copies the rows of a rank's experts twice more: when they arrive, and before they return.

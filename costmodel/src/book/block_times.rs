@@ -6,6 +6,7 @@ use catalog::{Axis, Bytes, CpKind, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, CostClass, Pass};
 use plans::{Group, Recompute};
 
+use super::dispatch::Message;
 use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
 use super::uncaptured::Uncaptured;
 use crate::block_cost;
@@ -431,13 +432,16 @@ impl Timed<'_> {
         let KernelKind::Comm(collective) = kernel.kind else {
             return Seconds(0.0);
         };
-        let group = self.group(collective.axis);
-        let (kind, bytes) = match collective.axis {
+        let Message { kind, bytes, group } = match collective.axis {
             Axis::Ep | Axis::Etp => match self.of.key.execution.dispatcher {
                 Some(dispatcher) => self.message(dispatcher, kernel, collective),
                 None => return Seconds(0.0),
             },
-            _ => (collective.kind, Bytes(collective.bytes)),
+            axis => Message {
+                kind: collective.kind,
+                bytes: Bytes(collective.bytes),
+                group: self.group(axis),
+            },
         };
         self.prices.on_card(kind, bytes, group) * steps(kind, group) as f64
     }

@@ -4,6 +4,10 @@
 //! rows of expert-tensor-parallel peers. A dispatcher that deduplicates sends fewer rows. One that gathers moves every token to
 //! all ranks instead, and sums what their experts return: rows are then summed into a place for every token of all ranks. Around an
 //! all-to-all, rows may be ordered a second time ([`SecondSort`]).
+//!
+//! Only the all-to-all has messages of its own between expert-tensor-parallel peers. The other dispatchers send tokens straight to
+//! all ranks that hold a part of a chosen expert, in one message over both axes (NVIDIA/Megatron-LM@d98e8a6, `token_dispatcher.py`:
+//! `_DeepepManager` and `MoEAllGatherTokenDispatcher` work on `tp_ep_group`).
 
 use catalog::dispatcher::SecondSort;
 use catalog::model::Router;
@@ -100,19 +104,34 @@ impl Timed<'_> {
     }
 
     /// Bytes that a kernel of [`Self::orders_rows`] reads or writes beyond those of the rank's own tokens, where it orders tokens
-    /// that have arrived: a token arrives at every rank that has one of its experts.
+    /// that have arrived: a token arrives at every rank that has a part of one of its experts.
     pub(super) fn arrived_beside_own(&self, kernel: &Kernel) -> Bytes {
-        let (Some(experts), true) = (&self.of.scenario.model.moe, self.orders_arrived()) else {
+        let (Some(experts), true) = (&self.of.scenario.model.moe, self.sends_over_both_axes())
+        else {
             return Bytes(0);
         };
         let KernelKind::Memory { launches, .. } = kernel.kind else {
             return Bytes(0);
         };
-        let router = self.of.scenario.model.constants.router;
-        let ranks = places_of_a_token(self.group(Axis::Ep).size, experts.top_k, router);
-        // Rows are a token's for each of its experts.
-        let own = self.rows_sent().as_f64() / experts.top_k as f64;
-        Bytes((own * (ranks - 1.0)) as u64) * u64::from(launches)
+        let layout = self.of.key.layout;
+        let rows_of_peers = self.rows_sent() * (layout.etp - 1);
+        let tokens = match self.orders_arrived() {
+            true => {
+                let router = self.of.scenario.model.constants.router;
+                let places = places_of_a_token(layout.ep, experts.top_k, router);
+                // Rows are a token's for each of its experts.
+                let own = self.rows_sent().as_f64() / experts.top_k as f64;
+                Bytes((own * (places * layout.etp as f64 - 1.0)) as u64)
+            }
+            false => Bytes(0),
+        };
+        (rows_of_peers + tokens) * u64::from(launches)
+    }
+
+    /// Whether one message carries tokens over the ranks of expert parallelism and of expert tensor parallelism together.
+    fn sends_over_both_axes(&self) -> bool {
+        let dispatcher = self.of.key.execution.dispatcher;
+        self.of.key.layout.ep > 1 && dispatcher.is_some_and(|chosen| chosen != Dispatcher::AllToAll)
     }
 
     /// Bytes of the rows that the rank's own tokens are sent as without deduplication.
@@ -190,12 +209,54 @@ impl Timed<'_> {
         kernel: &Kernel,
         collective: Collective,
     ) -> Seconds {
-        let group = self.group(collective.axis);
-        let (kind, bytes) = self.message(dispatcher, kernel, collective);
+        let Message { kind, bytes, group } = self.message(dispatcher, kernel, collective);
         let time = self.prices.collective(kind, bytes, group);
         match dispatcher {
             Dispatcher::AllToAll => time + self.small_messages(kernel, group),
-            Dispatcher::AllGather | Dispatcher::DeepEp | Dispatcher::HybridEp => time,
+            Dispatcher::AllGather => time + self.routing(kernel, group),
+            Dispatcher::DeepEp | Dispatcher::HybridEp => {
+                time.max(self.forwarded(kind, collective, group))
+            }
+        }
+    }
+
+    /// Time in which the ranks of a domain pass on to each other what arrives from other domains, while more arrives: every token goes
+    /// to all of them that have one of its experts (deepseek-ai/DeepEP, internode dispatch). 0 if the group lies in one domain.
+    fn forwarded(&self, kind: CollectiveKind, collective: Collective, group: Group) -> Seconds {
+        let inside = Group {
+            size: group.ranks_per_domain(self.of.scenario.domain()),
+            ..group
+        };
+        if inside.size == group.size || collective.axis != Axis::Ep {
+            return Seconds(0.0);
+        }
+        let copies = self.of_choices(group.size);
+        let received = Bytes((collective.bytes as f64 * copies) as u64);
+        self.prices.collective(kind, received, inside)
+    }
+
+    /// Time in which an all-gather dispatcher gathers the routing of all tokens: for every token and expert whether it was chosen, one
+    /// byte, and its probability. In backward the gradients of the probabilities are reduced back (NVIDIA/Megatron-LM@d98e8a6,
+    /// `token_dispatcher.py`, `MoEAllGatherTokenDispatcher.token_dispatch`).
+    fn routing(&self, kernel: &Kernel, group: Group) -> Seconds {
+        if !self.brings_tokens(kernel) {
+            return Seconds(0.0);
+        }
+        let Some(experts) = self.of.scenario.model.moe else {
+            return Seconds(0.0);
+        };
+        let rows = (self.of.trace).tensor(self.of.trace.op(kernel.pass, kernel.op).inputs[0]);
+        let hidden = rows.shape.last().copied().unwrap_or(1).max(1);
+        let entries = rows.elements() / hidden / experts.top_k * experts.experts * group.size;
+        let probability = self.of.lowering.router_weights(rows.dtype).size();
+        let gather = |bytes| (self.prices).collective(CollectiveKind::AllGather, bytes, group);
+        match kernel.pass {
+            Pass::Forward => gather(Bytes(entries)) + gather(Bytes(entries * probability)),
+            Pass::BackwardInput | Pass::BackwardWeight => (self.prices).collective(
+                CollectiveKind::ReduceScatter,
+                Bytes(entries * probability),
+                group,
+            ),
         }
     }
 
@@ -220,21 +281,41 @@ impl Timed<'_> {
         time
     }
 
-    /// The message that a dispatcher sends in place of a traced collective of experts: its kind of collective, and its bytes.
+    /// The message that a dispatcher sends in place of a traced collective of experts. It is empty for a collective of expert tensor
+    /// parallelism whose data is sent over both axes at once.
     pub(super) fn message(
         &self,
         dispatcher: Dispatcher,
         kernel: &Kernel,
         collective: Collective,
-    ) -> (CollectiveKind, Bytes) {
-        let bytes = Bytes(collective.bytes);
-        match (dispatcher, collective.axis) {
-            (Dispatcher::AllGather, _) => self.gathered(kernel, collective),
-            (Dispatcher::DeepEp | Dispatcher::HybridEp, Axis::Ep) => {
-                let sent = bytes.as_f64() * self.copies_sent(self.group(collective.axis));
-                (collective.kind, Bytes(sent as u64))
-            }
-            _ => (collective.kind, bytes),
+    ) -> Message {
+        let traced = Message {
+            kind: collective.kind,
+            bytes: Bytes(collective.bytes),
+            group: self.group(collective.axis),
+        };
+        let layout = self.of.key.layout;
+        if dispatcher == Dispatcher::AllToAll || layout.ep == 1 {
+            return traced;
+        }
+        if collective.axis == Axis::Etp {
+            let bytes = Bytes(0);
+            return Message { bytes, ..traced };
+        }
+        let group = match layout.etp {
+            1 => traced.group,
+            etp => Group {
+                size: layout.ep * etp,
+                stride: self.group(Axis::Etp).stride,
+            },
+        };
+        match dispatcher {
+            Dispatcher::AllGather => self.gathered(kernel, collective, group),
+            _ => Message {
+                bytes: Bytes((collective.bytes as f64 * self.copies_sent(group)) as u64),
+                group,
+                ..traced
+            },
         }
     }
 
@@ -243,15 +324,14 @@ impl Timed<'_> {
     pub(super) fn kind(&self, kernel: &Kernel, collective: Collective) -> CollectiveKind {
         match (self.of.key.execution.dispatcher, collective.axis) {
             (Some(dispatcher), Axis::Ep | Axis::Etp) => {
-                self.message(dispatcher, kernel, collective).0
+                self.message(dispatcher, kernel, collective).kind
             }
             _ => collective.kind,
         }
     }
 
-    /// The kind and bytes of the message that replaces an all-to-all where ranks gather all tokens instead: it has a row for every
-    /// token of all ranks together.
-    fn gathered(&self, kernel: &Kernel, collective: Collective) -> (CollectiveKind, Bytes) {
+    /// The message that replaces an all-to-all where ranks gather all tokens instead: it has a row for every token of all ranks together.
+    fn gathered(&self, kernel: &Kernel, collective: Collective, group: Group) -> Message {
         let operator = self.of.trace.op(kernel.pass, kernel.op).operator;
         let kind = match operator {
             Operator::Exchange(Exchange {
@@ -263,26 +343,40 @@ impl Timed<'_> {
         let model = &self.of.scenario.model;
         let chosen = model.moe.map_or(1, |experts| experts.top_k);
         let tokens = collective.bytes / chosen;
-        (kind, Bytes(tokens * self.of.key.layout.ep))
+        let bytes = Bytes(tokens * group.size);
+        Message { kind, bytes, group }
     }
 
     /// Copies of a token that are sent, over the number of experts that it is routed to. With deduplication a token is sent once to each
-    /// rank that has one of its experts; across domains once to each domain, which passes it on inside.
+    /// rank that has a part of one of its experts; across domains once to each domain, which passes it on inside.
     fn copies_sent(&self, group: Group) -> f64 {
+        let together = group.ranks_per_domain(self.of.scenario.domain());
+        match group.size.div_ceil(together) {
+            1 => self.of_choices(group.size),
+            domains => self.of_choices(domains),
+        }
+    }
+
+    /// How many of `places` receive a token, over the number of experts that it is routed to. Places are ranks, or domains that hold
+    /// all ranks of an expert. The ranks among which tensor parallelism splits an expert receive the same tokens.
+    fn of_choices(&self, places: u64) -> f64 {
         let Some(experts) = &self.of.scenario.model.moe else {
             return 1.0;
         };
-        let together = group.ranks_per_domain(self.of.scenario.domain());
-        let places = match group.size.div_ceil(together) {
-            1 => group.size,
-            domains => domains,
-        };
-        places_of_a_token(
-            places,
-            experts.top_k,
-            self.of.scenario.model.constants.router,
-        ) / experts.top_k as f64
+        let layout = self.of.key.layout;
+        let peers = (places / layout.ep).max(1);
+        let router = self.of.scenario.model.constants.router;
+        let apart = places_of_a_token(places / peers, experts.top_k, router);
+        apart * peers as f64 / experts.top_k as f64
     }
+}
+
+/// A message between ranks that share experts.
+pub(super) struct Message {
+    pub(super) kind: CollectiveKind,
+    /// By the convention of [`Collective`].
+    pub(super) bytes: Bytes,
+    pub(super) group: Group,
 }
 
 /// Expected number of `places` with an expert of a token routed to `chosen` experts. Places hold

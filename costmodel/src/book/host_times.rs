@@ -106,13 +106,18 @@ impl Timed<'_> {
     /// Whether a second all-to-all sends the router's weights in addition to the rows, or their
     /// gradients back.
     pub(super) fn sends_weights(&self, kernel: &Kernel) -> bool {
+        self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
+            && self.brings_tokens(kernel)
+            && self.of.lowering.has(Rewrite::WeightActivations)
+    }
+
+    /// Whether a message brings tokens to their experts, or in backward the gradients of these tokens back.
+    pub(super) fn brings_tokens(&self, kernel: &Kernel) -> bool {
         let direction = match kernel.pass {
             Pass::Forward => Moves::Dispatch,
             Pass::BackwardInput | Pass::BackwardWeight => Moves::Combine,
         };
-        self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
-            && self.moves(kernel) == Some(direction)
-            && self.of.lowering.has(Rewrite::WeightActivations)
+        self.moves(kernel) == Some(direction)
     }
 
     /// What a message between expert-parallel ranks moves; `None` for other kernels and messages.

@@ -106,11 +106,20 @@ impl TablePrices {
     }
 
     /// Time of one matrix product for each of `groups` experts; `sizes` are `[m, n, k]`. `m` is the number of rows of all experts
-    /// together; in gradients of weights `k` is, which is summed over.
+    /// together; in gradients of weights `k` is, which is summed over. It is at least the time in which the device's memory delivers
+    /// every expert's operands once: with few rows per expert, reading the weights takes longer than multiplying by them.
     #[must_use]
     pub fn grouped_gemm(&self, groups: u64, sizes: [u64; 3], dtype: DType, pass: Pass) -> Seconds {
         let time = self.gemm.grouped(groups, sizes, dtype, pass) * self.learned.compute;
-        time.max(self.roofline.products(1, sizes, dtype))
+        let [m, n, k] = sizes;
+        let (left, right, product) = match pass {
+            Pass::Forward | Pass::BackwardInput => (m * k, groups * k * n, m * n),
+            Pass::BackwardWeight => (m * k, k * n, groups * m * n),
+        };
+        let moved =
+            Bytes((left + right) * dtype.size() + product * dtype.size().max(DType::Bf16.size()));
+        time.max(self.memory_bound(MemoryKind::Pointwise, moved))
+            .max(self.roofline.products(1, sizes, dtype))
     }
 
     /// Time of equal products of `[m, n, k]`, one per sequence and head.
