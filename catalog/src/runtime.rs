@@ -268,6 +268,9 @@ pub enum Rewrite {
     /// Every micro-batch's weight gradients are added by a pass of their own to a buffer that stays from step to step (Megatron-LM's
     /// gradient hook without the fused kernel; PyTorch's autograd, where gradients are set to zero rather than freed).
     AccumulateGradients,
+    /// Gradients are divided by the number of ranks in a pass of their own before they are reduced (Megatron-LM without
+    /// `--ddp-average-in-collective`: `bucket.grad_data *= gradient_scaling_factor`, @d98e8a6, `param_and_grad_buffer.py`).
+    ScaleGradients,
     /// Linears keep the 8-bit copy of their input instead of the input (Transformer Engine
     /// `linear.py`: `save_for_backward` of the quantised input; attention and activations still keep
     /// their own tensors).

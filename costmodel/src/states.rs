@@ -286,6 +286,14 @@ pub(crate) fn is_fsdp(runtime: &Runtime) -> bool {
     copies && has(Rewrite::ReleaseGradients) && !is_deepspeed(runtime)
 }
 
+/// Whether gradients are added up in buffers that stay from step to step, as Megatron-LM's do. A runtime that copies gradients into
+/// the buckets of a reduction frees them afterwards.
+pub(crate) fn keeps_gradient_buffers(runtime: &Runtime) -> bool {
+    let has = |rewrite| runtime.rewrites.contains(&rewrite);
+    let adds = has(Rewrite::AccumulateGradients) && !has(Rewrite::FlattenGradients);
+    adds || has(Rewrite::FuseGradientAccumulation)
+}
+
 /// Whether DeepSpeed's engine reduces gradients and updates parameters. No other system gathers updated parameters in the step.
 pub(crate) fn is_deepspeed(runtime: &Runtime) -> bool {
     runtime.rewrites.contains(&Rewrite::GatherInStep)

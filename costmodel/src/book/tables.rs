@@ -87,6 +87,7 @@ impl PriceBook for TablePrices {
             let copied = on_device(Bytes(sharding.updated(elements) * 2 * DType::F32.size()));
             time += self.memory_bound(MemoryKind::Pointwise, copied);
         }
+        time += self.buffer_passes(of);
         time = self.tensor_after_tensor(of, time);
         let whole = elements.total() * types.reduce.size();
         if offloaded.is_none() {
@@ -153,6 +154,20 @@ impl PriceBook for TablePrices {
 }
 
 impl TablePrices {
+    /// Time of the passes over a rank's whole gradient buffers, once per step: the next step's sums begin at zero, so the buffers are
+    /// cleared, and [`Rewrite::ScaleGradients`] reads and writes them before they are reduced.
+    fn buffer_passes(&self, of: &Update<'_>) -> Seconds {
+        let (scenario, strategy) = (of.scenario, of.strategy);
+        let runtime = &scenario.runtime;
+        let precision = scenario.workload.precision;
+        let held = states::accumulation_type(runtime, strategy, precision).size();
+        let buffers = Bytes(of.gradients.0.min(of.elements.total() * held));
+        let cleared = u64::from(states::keeps_gradient_buffers(runtime));
+        let scales = runtime.rewrites.contains(&Rewrite::ScaleGradients) && of.parallel.ranks() > 1;
+        let passes = cleared + 2 * u64::from(scales);
+        self.memory_bound(MemoryKind::Pointwise, buffers * passes)
+    }
+
     /// Time of an optimizer step: `time` on the device, and the host's work tensor by tensor.
     fn tensor_after_tensor(&self, of: &Update<'_>, time: Seconds) -> Seconds {
         let scenario = of.scenario;

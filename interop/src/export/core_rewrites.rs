@@ -193,6 +193,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::AccumulateGradients if !job.assumes(Rewrite::FuseGradientAccumulation) => {
             Always("its hook adds gradients to the buffer")
         }
+        Rewrite::ScaleGradients if d.dp() * d.cp > 1 => Written,
         Rewrite::RegatherSequenceParallelInput if d.sequence_parallel => {
             Always("column-parallel layers gather their input again")
         }

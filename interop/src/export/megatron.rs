@@ -1,6 +1,6 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::runtime::BUCKET_ELEMENTS;
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::{
     AxisOrder, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap,
     Precision, RecomputeModule, ScheduleKind, Selection, Zero,
@@ -514,6 +514,10 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     if sends && (grad_reduce || alone) {
         flags.push(Flag::switch("--overlap-grad-reduce"));
         flags.push(Flag::value("--ddp-bucket-size", BUCKET_ELEMENTS));
+    }
+    // Megatron-FSDP scales gradients as it sends them.
+    if sends && d.zero <= Zero::Z1 && !job.assumes(Rewrite::ScaleGradients) {
+        flags.push(Flag::switch("--ddp-average-in-collective"));
     }
     if sends && (param_gather || alone) && d.zero != Zero::Z0 {
         flags.push(Flag::switch("--overlap-param-gather"));

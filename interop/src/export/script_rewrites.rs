@@ -58,6 +58,7 @@ fn stance(system: &System, rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FlattenGradients if d.dp() > 1 => system.flattened,
         Rewrite::CopyGradientsForStep if d.zero != Zero::Z0 => system.copied,
         Rewrite::AccumulateGradients if d.num_micro_batches > 1 => system.accumulated,
+        Rewrite::ScaleGradients => Never("gradients are divided as they are copied into buckets"),
         Rewrite::FuseGradientAccumulation => {
             Never("gradients of weights are made by autograd and added afterwards")
         }

@@ -309,6 +309,7 @@ fn off(job: &Job<'_>) -> Vec<(String, Value)> {
     set("ddp.use_megatron_fsdp", false.into());
     set("ddp.num_distributed_optimizer_instances", 1.into());
     set("ddp.overlap_grad_reduce", false.into());
+    set("ddp.average_in_collective", false.into());
     if job.model.moe.is_some() {
         set("model.overlap_moe_expert_parallel_comm", false.into());
         set("model.moe_shared_expert_overlap", false.into());
@@ -392,6 +393,7 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         "use_tp_pp_dp_mapping" => format!("dist.{field}"),
         "ckpt_format" => format!("checkpoint.{field}"),
         "ddp_bucket_size" => "ddp.bucket_size".to_owned(),
+        "ddp_average_in_collective" => "ddp.average_in_collective".to_owned(),
         "accumulate_allreduce_grads_in_fp32" => {
             return vec![("ddp.grad_reduce_in_fp32".to_owned(), true.into())];
         }

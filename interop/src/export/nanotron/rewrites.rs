@@ -81,6 +81,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::OptimizerByTensor => Never("the file asks for a fused Adam"),
         Rewrite::ReleaseGradients => Never("gradients have buffers that stay"),
         Rewrite::AccumulateGradients => Always("gradients are added to 32-bit buffers"),
+        Rewrite::ScaleGradients => Never("gradients are averaged as they are reduced"),
         Rewrite::WholeVocabulary => {
             Never("it divides embedding and head among tensor-parallel ranks")
         }

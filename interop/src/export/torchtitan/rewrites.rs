@@ -158,6 +158,7 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::FuseGradientAccumulation | Rewrite::AccumulateGradients => {
             Never("gradients are sharded as soon as they are made")
         }
+        Rewrite::ScaleGradients => Never("gradients are averaged as they are reduced"),
         Rewrite::VisitModules => Never("parameters are gathered for a whole block"),
         Rewrite::KeepStageOutput if d.pp > 1 => Always("stages hold their outputs until backward"),
         Rewrite::BufferMicroBatches if d.pp > 1 => {
