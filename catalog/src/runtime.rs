@@ -21,9 +21,8 @@ use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
 use crate::units::{Bytes, Seconds};
 
-/// Parameters per communication bucket that predictions assume: Megatron-LM's `ddp_bucket_size` default
-/// `max(40,000,000, 1,000,000 · dp)` (`distributed_data_parallel_config.py`) up to 40 ranks. FSDP communicates per
-/// block, which is larger for all but tiny models.
+/// Parameters per bucket of data-parallel messages that predictions assume where blocks share buckets: Megatron-LM's least
+/// ([`crate::sharding::bucket_elements`]), which exports write for systems with another default.
 pub const BUCKET_ELEMENTS: u64 = 40_000_000;
 
 /// A resolved runtime.

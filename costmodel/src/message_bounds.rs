@@ -97,7 +97,7 @@ impl Messages {
         let mut stage = StageWork::default();
         let parallel = DataParallel::new(d, &scenario.cluster);
         let book = &costs.book;
-        let mut traffic = Traffic::new(scenario, d, &parallel);
+        let mut traffic = Traffic::new(scenario, d, &parallel).of_any_stage();
         book.data_parallel(&mut traffic, &runs, &mut stage)?;
         // Where ranks share cores, messages are not sent block by block.
         let of_blocks = stage.layers.len() == runs.len();

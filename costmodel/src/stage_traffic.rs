@@ -1,7 +1,8 @@
 //! Data-parallel traffic of a stage: the gathers and reductions of every block, and the actions they overlap with.
 
 use catalog::prefetch::Ahead;
-use catalog::runtime::Rewrite;
+use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
+use catalog::sharding::bucket_elements;
 use catalog::state_types::StateTypes;
 use catalog::{Seconds, Zero};
 use dtensor::CollectiveKind;
@@ -13,8 +14,8 @@ use crate::messages::Message;
 use crate::offload::{self, Copies, GradientCopies, Offloaded};
 use crate::shared_tables::SharedTables;
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
-use crate::states::Weights;
-use crate::traffic::DataParallel;
+use crate::states::{Elements, Weights};
+use crate::traffic::{Buckets, DataParallel};
 use crate::work::Work;
 use crate::{CostError, Scenario, states};
 
@@ -26,9 +27,24 @@ pub(crate) struct Traffic<'a> {
     pub(crate) strategy: &'a Decisions,
     pub(crate) parallel: &'a DataParallel,
     types: StateTypes,
-    /// Prices by weights, and by whether they are a layer's.
-    priced: Vec<((Weights, bool), BlockTraffic)>,
+    /// Whether the blocks to price are those of a stage; without, they are of any stage, and prices are lower bounds.
+    of_stage: bool,
+    priced: Vec<(PriceKey, BlockTraffic)>,
 }
+
+/// What the price of a block's messages depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PriceKey {
+    weights: Weights,
+    is_layer: bool,
+    buckets: Buckets,
+}
+
+/// More elements than the buckets of any stage have.
+const MANY_ELEMENTS: Elements = Elements {
+    dense: 1 << 40,
+    expert: 1 << 40,
+};
 
 /// How long the gather, the reduction and the host copies of one block take.
 #[derive(Clone, Copy, Debug)]
@@ -50,18 +66,60 @@ impl<'a> Traffic<'a> {
             strategy,
             parallel,
             types: strategy.state_types(&scenario.runtime, scenario.workload.precision),
+            of_stage: true,
             priced: Vec::with_capacity(4),
         }
     }
 
-    /// The times of a block with these weights, which is a layer or not.
-    fn of(
-        &mut self,
-        weights: Weights,
-        is_layer: bool,
-        message: Message<'_>,
-    ) -> Result<BlockTraffic, CostError> {
-        let key = (weights, is_layer);
+    /// The traffic of blocks whose stage is not known. No stage's blocks take less time.
+    pub(crate) fn of_any_stage(self) -> Self {
+        Self {
+            of_stage: false,
+            ..self
+        }
+    }
+
+    /// What the messages of a stage of these blocks hold.
+    ///
+    /// Megatron-LM sends all of a stage at once if its messages do not overlap with passes, or if the stage is not the first of the
+    /// model; else in buckets of at least 40 million elements, and of a million for each data-parallel rank (NVIDIA/Megatron-LM@d98e8a6,
+    /// `distributed_data_parallel.py`, `DistributedDataParallel.__init__`).
+    fn buckets(&self, runs: &[Run], tables: &SharedTables) -> Buckets {
+        let runtime = &self.scenario.runtime;
+        let d = self.strategy;
+        if runtime.works_by_block(d.zero) && !states::is_deepspeed(runtime) {
+            return Buckets::Blocks;
+        }
+        let of = |elements| Elements {
+            dense: elements,
+            expert: elements,
+        };
+        let overlaps = d.overlap.grad_reduce || self.parallel.ranks() == 1;
+        let by_stage = runtime.rewrites.contains(&Rewrite::WholeStageBuckets);
+        if !by_stage && (overlaps || !states::keeps_gradient_buffers(runtime)) {
+            return Buckets::Of(of(BUCKET_ELEMENTS));
+        }
+        let in_parts = by_stage && overlaps;
+        let part = bucket_elements(self.parallel.ranks());
+        let mut stage = match self.of_stage {
+            true => Elements::default(),
+            false => MANY_ELEMENTS,
+        };
+        for run in runs {
+            stage += tables.own(run).trained * run.count;
+        }
+        let is_first = d.pp == 1 || self.of_stage && runs.iter().any(is_embedding);
+        match in_parts && is_first {
+            true => Buckets::Of(Elements {
+                dense: part.min(stage.dense),
+                expert: part.min(stage.expert),
+            }),
+            false => Buckets::Of(stage),
+        }
+    }
+
+    /// The times of a block's messages.
+    fn of(&mut self, key: PriceKey, message: Message<'_>) -> Result<BlockTraffic, CostError> {
         if let Some((_, known)) = self.priced.iter().find(|(of, _)| *of == key) {
             return Ok(*known);
         }
@@ -70,11 +128,12 @@ impl<'a> Traffic<'a> {
         Ok(new)
     }
 
-    fn price(
-        &self,
-        (weights, is_layer): (Weights, bool),
-        message: Message<'_>,
-    ) -> Result<BlockTraffic, CostError> {
+    fn price(&self, key: PriceKey, message: Message<'_>) -> Result<BlockTraffic, CostError> {
+        let PriceKey {
+            weights,
+            is_layer,
+            buckets,
+        } = key;
         let Self {
             scenario,
             strategy,
@@ -84,6 +143,10 @@ impl<'a> Traffic<'a> {
         } = self;
         let reduced = states::reduced_type(&scenario.runtime, types, strategy.zero);
         let whole = states::all_reduces_for_shards(&scenario.runtime, strategy.zero);
+        let sum = match strategy.zero == Zero::Z0 || whole {
+            true => CollectiveKind::AllReduce,
+            false => CollectiveKind::ReduceScatter,
+        };
         Ok(BlockTraffic {
             gather: match strategy.zero {
                 Zero::Z0 => Seconds(0.0),
@@ -97,10 +160,10 @@ impl<'a> Traffic<'a> {
                         Zero::Z3 => states::gathered_type(&scenario.runtime, precision),
                         _ => precision.activation(),
                     };
-                    parallel.gather(elements, message, gathered)?
+                    parallel.gather(elements, message, gathered, buckets)?
                 }
             },
-            reduce: parallel.reduce(weights.trained, message, reduced, whole)?,
+            reduce: parallel.reduce(weights.trained, message, reduced, sum, buckets)?,
             copies: match Offloaded::of(scenario, strategy) {
                 Some(host) => host.copies(scenario, &parallel.sharding, weights)?,
                 None => Copies::default(),
@@ -128,6 +191,7 @@ pub(crate) fn add_layers(
     let frees_embedding = states::frees_embedding(traffic.scenario);
     let [gathers, reductions] =
         (traffic.parallel.uses_cards(traffic.scenario.domain())).map(f64::from);
+    let buckets = traffic.buckets(runs, &tables);
     let mut layers = 0;
     stage.layers.reserve(runs.len());
     for run in runs {
@@ -143,7 +207,14 @@ pub(crate) fn add_layers(
             gather,
             reduce,
             copies,
-        } = traffic.of(tables.own(run), is_layer, message)?;
+        } = traffic.of(
+            PriceKey {
+                weights: tables.own(run),
+                is_layer,
+                buckets,
+            },
+            message,
+        )?;
         stage.layers.push(LayerTraffic {
             count: run.count,
             first_layer,

@@ -1,6 +1,5 @@
 //! Data-parallel traffic: the groups and times of a block's parameter gathers and gradient reductions.
 
-use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{Bytes, Cluster, DType, Domain, Seconds};
 use dtensor::CollectiveKind;
 use plans::{Axis, Decisions, Group, Zero};
@@ -9,6 +8,25 @@ use crate::known;
 use crate::messages::Message;
 use crate::states::{Elements, Sharding};
 use crate::{CostError, Scenario};
+
+/// What the data-parallel messages of a stage hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Buckets {
+    /// The tensors of one block.
+    Blocks,
+    /// Tensors of this many elements, of several blocks where blocks are smaller. A block with more has a message of its own.
+    Of(Elements),
+}
+
+impl Buckets {
+    /// Elements of the buckets of dense states, and of those of expert states.
+    fn by_kind(self) -> [Option<u64>; 2] {
+        match self {
+            Self::Blocks => [None; 2],
+            Self::Of(elements) => [Some(elements.dense), Some(elements.expert)],
+        }
+    }
+}
 
 /// The process groups over which states are sharded and gradients reduced.
 #[derive(Clone, Copy, Debug)]
@@ -113,8 +131,10 @@ impl DataParallel {
         elements: Elements,
         message: Message<'_>,
         gathered: DType,
+        buckets: Buckets,
     ) -> Result<Seconds, CostError> {
-        self.within_groups(elements, gathered, CollectiveKind::AllGather, message)
+        let kind = CollectiveKind::AllGather;
+        self.within_groups(elements, gathered, kind, message, buckets)
     }
 
     /// Time of a collective, with almost no bytes, between the ranks that share dense states.
@@ -129,7 +149,7 @@ impl DataParallel {
         message(kind, Bytes(self.dense.size), self.dense)
     }
 
-    /// Time to reduce the gradients of a block; if `whole`, every rank gets all sums (all-reduce).
+    /// Time to reduce the gradients of a block; `kind` says whether every rank gets all sums.
     ///
     /// # Errors
     /// When messages were not measured.
@@ -138,21 +158,19 @@ impl DataParallel {
         elements: Elements,
         message: Message<'_>,
         reduced: DType,
-        whole: bool,
+        kind: CollectiveKind,
+        buckets: Buckets,
     ) -> Result<Seconds, CostError> {
-        let kind = if self.sharding.zero == Zero::Z0 || whole {
-            CollectiveKind::AllReduce
-        } else {
-            CollectiveKind::ReduceScatter
-        };
-        let within = self.within_groups(elements, reduced, kind, message)?;
+        let within = self.within_groups(elements, reduced, kind, message, buckets)?;
         if self.replicate.size == 1 {
             return Ok(within);
         }
         let shard =
             elements.dense.div_ceil(self.dense.size) + elements.expert.div_ceil(self.expert.size);
+        let [bucket, _] = buckets.by_kind();
+        let bucket = bucket.map(|elements| elements.div_ceil(self.dense.size));
         let sum = |bytes| message(CollectiveKind::AllReduce, bytes, self.replicate);
-        Ok(within + bucketed(shard, reduced, sum)?)
+        Ok(within + bucketed(shard, bucket, reduced, sum)?)
     }
 
     /// Time of a collective of the ranks that share dense states, and of one of those that share expert states.
@@ -162,28 +180,36 @@ impl DataParallel {
         dtype: DType,
         kind: CollectiveKind,
         message: Message<'_>,
+        buckets: Buckets,
     ) -> Result<Seconds, CostError> {
         let mut total = Seconds(0.0);
-        for (count, group) in [(elements.dense, self.dense), (elements.expert, self.expert)] {
+        let [dense, expert] = buckets.by_kind();
+        for (count, group, bucket) in [
+            (elements.dense, self.dense, dense),
+            (elements.expert, self.expert, expert),
+        ] {
             if count > 0 && group.size > 1 {
-                total += bucketed(count, dtype, |bytes| message(kind, bytes, group))?;
+                total += bucketed(count, bucket, dtype, |bytes| message(kind, bytes, group))?;
             }
         }
         Ok(total)
     }
 }
 
-/// Time of a collective over `count` elements at the rate that a whole bucket reaches: small blocks share a bucket.
+/// Time of a collective over the `count` elements of a block, or its share of the time of a larger bucket.
 fn bucketed(
     count: u64,
+    bucket: Option<u64>,
     dtype: DType,
     time: impl Fn(Bytes) -> Result<Seconds, CostError>,
 ) -> Result<Seconds, CostError> {
-    if count >= BUCKET_ELEMENTS {
-        return time(Bytes(count * dtype.size()));
+    match bucket {
+        Some(bucket) if bucket > count => {
+            let whole = time(Bytes(bucket * dtype.size()))?;
+            Ok(whole * (count as f64 / bucket as f64))
+        }
+        _ => time(Bytes(count * dtype.size())),
     }
-    let bucket = time(Bytes(BUCKET_ELEMENTS * dtype.size()))?;
-    Ok(bucket * (count as f64 / BUCKET_ELEMENTS as f64))
 }
 
 /// The union of two axes as one group of `inner.size · outer.size` ranks; `domain` is the number of ranks that share a

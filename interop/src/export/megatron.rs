@@ -1,6 +1,6 @@
 //! Export to Megatron-LM: a bash file that sets the array `MEGATRON_ARGS`.
 
-use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
+use catalog::runtime::Rewrite;
 use catalog::{
     AxisOrder, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, OptimizerStates, Overlap,
     Precision, RecomputeModule, ScheduleKind, Selection, Zero,
@@ -513,7 +513,6 @@ fn overlap(job: &Job<'_>, overlap: Overlap, limits: &mut Limits) -> Vec<Flag> {
     let sends = !alone || job.model.moe.is_some() && d.edp() > 1;
     if sends && (grad_reduce || alone) {
         flags.push(Flag::switch("--overlap-grad-reduce"));
-        flags.push(Flag::value("--ddp-bucket-size", BUCKET_ELEMENTS));
     }
     // Megatron-FSDP scales gradients as it sends them.
     if sends && d.zero <= Zero::Z1 && !job.assumes(Rewrite::ScaleGradients) {

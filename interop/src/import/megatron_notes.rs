@@ -61,13 +61,18 @@ const OTHERWISE: &[(When, &[Row])] = &[
         ("--fp8-param-gather", &[], "in NeMo, which holds weights in 8 bits (--runtime nemo)"),
     ]),
     (|d, _| d.dp() * d.cp > 1, &[
-        // `catalog::runtime::BUCKET_ELEMENTS`.
-        ("--ddp-bucket-size", &["40000000"], "40000000 elements"),
-        ("--ddp-num-buckets", &[], "buckets of 40000000 elements"),
+        ("--ddp-num-buckets", &[], "buckets of Megatron-LM's own size"),
         ("--ddp-param-name-patterns-for-fp32-local-accumulation", &[], "gradients of one type"),
         ("--overlap-param-gather-with-optimizer-step", &[], "a gather after the optimizer's step"),
         ("--use-nccl-ub", &[], "messages from buffers that are not registered with NCCL"),
         ("--use-sharp", &[], "sums that GPUs form, not switches"),
+    ]),
+    // `catalog::sharding::bucket_elements`.
+    (|d, _| (2..=40).contains(&(d.dp() * d.cp)), &[
+        ("--ddp-bucket-size", &["40000000"], "40000000 elements"),
+    ]),
+    (|d, _| d.dp() * d.cp > 40, &[
+        ("--ddp-bucket-size", &[], "1000000 elements for each data-parallel rank"),
     ]),
     (|d, _| d.gradients.is_some_and(|types| types.reduced != DType::F32), &[
         ("--ddp-reduce-scatter-with-fp32-accumulation", &[], "sums formed in the type that is sent"),

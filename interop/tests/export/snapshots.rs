@@ -76,7 +76,6 @@ fn megatron_lm() {
       --recompute-modules core_attn
       # Overlap
       --overlap-grad-reduce
-      --ddp-bucket-size 40000000
       --overlap-param-gather
       # No checks for NaN and Inf, as the prediction assumed: training does not stop at the first one; losses are still logged
       --no-check-for-nan-in-loss-and-grad
@@ -183,7 +182,6 @@ fn megatron_bridge() {
         cfg.model.recompute_method = "block"
         cfg.model.recompute_num_layers = 2
         cfg.ddp.overlap_grad_reduce = True
-        cfg.ddp.bucket_size = 40000000
         cfg.ddp.overlap_param_gather = True
         cfg.optimizer.overlap_param_gather = True
         # No checks for NaN and Inf, as the prediction assumed: training does not stop at the first one; losses are still logged.

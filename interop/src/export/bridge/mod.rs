@@ -392,7 +392,6 @@ fn setting(flag: &Flag, job: &Job<'_>) -> Vec<(String, Value)> {
         | "num_distributed_optimizer_instances" => format!("ddp.{field}"),
         "use_tp_pp_dp_mapping" => format!("dist.{field}"),
         "ckpt_format" => format!("checkpoint.{field}"),
-        "ddp_bucket_size" => "ddp.bucket_size".to_owned(),
         "ddp_average_in_collective" => "ddp.average_in_collective".to_owned(),
         "accumulate_allreduce_grads_in_fp32" => {
             return vec![("ddp.grad_reduce_in_fp32".to_owned(), true.into())];
