@@ -29,6 +29,8 @@ enum Unit {
     Time,
     /// Seconds per square root of a megabyte.
     TimePerRoot,
+    /// Seconds per megabyte.
+    TimePerMegabyte,
     /// Floating-point operations per second of one multiprocessor (SM), shown in TFLOP/s.
     TeraflopsOfSm,
     /// Watts for each TFLOP/s of the peak in 16 bits.
@@ -126,6 +128,7 @@ impl Known {
         let value = match self.unit {
             Unit::Time => Seconds(self.value).to_string(),
             Unit::TimePerRoot => format!("{}/√MB", Seconds(self.value)),
+            Unit::TimePerMegabyte => format!("{}/MB", Seconds(self.value)),
             Unit::TeraflopsOfSm => format!("{} TFLOP/s per SM", self.value / 1e12),
             Unit::WattsPerTeraflop => format!("{} W per TFLOP/s", self.value),
             Unit::Times => format!("{}×", (self.value * 1e4).round() / 1e4),
@@ -329,6 +332,14 @@ known! {
         "as of tables of other parts";
     RING_STEP: "latency of a ring step between nodes" = 4.5e-6, Time, Fitted,
         "aliyun/SimAI@cef83f9 nic_ratio of all-gather, 64 MiB-1 GiB, 16-512 GPUs";
+    SHORT_RING_START: "start of a ring between nodes for short messages" = 6.6e-6, Time, Published,
+        "NVIDIA/nccl@5067397, src/graph/tuning.cc, baseLatencies: ring, protocol LL";
+    SHORT_RING_STEP: "latency of a ring step inside a node for short messages" = 1e-6, Time, Published,
+        "NVIDIA/nccl@5067397, src/graph/tuning.cc, hwLatencies: 0.6 µs over NVLink in protocol LL; at least the network's overhead, 1 µs";
+    SHORT_RING_CROSSING: "latency of a ring step between nodes for short messages" = 2.7e-6, Time, Published,
+        "NVIDIA/nccl@5067397, src/graph/tuning.cc, hwLatencies: network, ring, protocol LL";
+    SHORT_RING_TRAFFIC: "time of a ring between nodes for short messages" = 50e-6, TimePerMegabyte, Published,
+        "NVIDIA/nccl@5067397, src/graph/tuning.cc, llMaxBws: 19 to 20.4 GB/s over three nodes and more";
     TREE_LEVEL: "latency of a level of a tree between nodes, up and down" = 25e-6, Time, Fitted,
         "p5 tables: small all-reduces over 2 nodes take 69 µs";
     TREE_RAMP: "ramp of all-reduce between nodes" = 20e-6, TimePerRoot, Fitted, "p5 tables, 16 MiB-1 GiB";

@@ -38,15 +38,33 @@ impl Crossing {
 
     fn ring(&self) -> Option<f64> {
         let steps = (self.ranks - 1) as f64;
-        match self.op {
-            CollectiveOp::AllReduce => Some(2.0 * steps * known::RING_STEP.factor() + self.moved),
+        let long = match self.op {
+            CollectiveOp::AllReduce => 2.0 * steps * known::RING_STEP.factor() + self.moved,
             CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
                 let crossings = (self.ranks / self.together) as f64;
                 let start = steps * known::RING_STEP.factor() + crossings * self.far_latency;
-                Some(start + self.moved)
+                start + self.moved
             }
-            CollectiveOp::AllToAll => None,
-        }
+            CollectiveOp::AllToAll => return None,
+        };
+        Some(long.min(self.short_ring()))
+    }
+
+    /// Time of a ring by NCCL's protocol for short messages, LL: every 8 bytes carry a flag of 4, so that steps need no
+    /// synchronisation but the rate is low (NVIDIA/nccl@5067397, `src/graph/tuning.cc`). NCCL takes the protocol that it
+    /// expects to be faster.
+    fn short_ring(&self) -> f64 {
+        let rounds = match self.op {
+            CollectiveOp::AllReduce => 2.0,
+            _ => 1.0,
+        };
+        let steps = (self.ranks - 1) as f64;
+        let crossings = (self.ranks.div_ceil(self.together) - 1) as f64;
+        let crossing = known::SHORT_RING_CROSSING.factor() + self.far_latency;
+        let inside = (steps - crossings) * known::SHORT_RING_STEP.factor();
+        let traffic = known::SHORT_RING_TRAFFIC.factor() * (self.bytes / 1e6);
+        let latency = known::SHORT_RING_START.factor() + rounds * (inside + crossings * crossing);
+        latency + rounds * traffic * steps / self.ranks as f64
     }
 
     fn tree(&self) -> Option<f64> {
@@ -110,7 +128,7 @@ mod tests {
     fn crossing(op: CollectiveOp, ranks: u64, together: u64) -> Crossing {
         Crossing {
             op,
-            bytes: 1e6,
+            bytes: 1e9,
             ranks,
             together,
             moved: 1e-3,
@@ -126,6 +144,21 @@ mod tests {
             let times = Algorithm::MEASURED.map(|a| crossing(op, 64, 8).time(a));
             assert!(times.iter().any(Option::is_some), "{op:?}");
         }
+    }
+
+    /// 64 ranks in 8 nodes: 56 steps inside nodes and 7 between them, of 1 and 3.7 µs after a start of 6.6 µs, and 20 GB/s. Long
+    /// messages take the steps of the protocol that they are sent by, 4.5 µs each.
+    #[test]
+    fn short_messages_go_around_a_ring_by_a_protocol_of_their_own() {
+        let time = |bytes: f64, moved: f64| {
+            let of = crossing(CollectiveOp::AllGather, 64, 8);
+            Crossing { bytes, moved, ..of }.time(Algorithm::Ring)
+        };
+        let [short, long] = [time(65536.0, 2e-7), time(1e9, 2.5e-3)].map(|t| t.expect("a ring").0);
+        let by_hand = 6.6e-6 + 56e-6 + 7.0 * 3.7e-6 + 65536.0 / 20e9 * 63.0 / 64.0;
+        assert!((short / by_hand - 1.0).abs() < 1e-9, "{short}, {by_hand}");
+        let by_hand = 63.0 * 4.5e-6 + 8.0 * 1e-6 + 2.5e-3;
+        assert!((long / by_hand - 1.0).abs() < 1e-9, "{long}, {by_hand}");
     }
 
     #[test]
