@@ -1,12 +1,14 @@
 //! The price book of a cluster, from tables and models of its device and network.
 
 use catalog::runtime::Rewrite;
-use catalog::{Axis, Bytes, DType, Seconds, Zero};
+use catalog::{Axis, Bytes, DType, Fp8Recipe, Seconds, Zero};
 use dtensor::CollectiveKind;
 use plans::{Decisions, Group, UsedConstant};
 
 use super::block_times::Timed;
 use super::entry::{BlockToPrice, PriceBook, PricedBlock, Update};
+use crate::execution::Execution;
+use crate::lower::casts;
 use crate::messages::{scatters_transfers, sent_to_next_stage};
 use crate::offload::Offloaded;
 use crate::price::{MemoryKind, TablePrices};
@@ -52,6 +54,7 @@ impl PriceBook for TablePrices {
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these casts.
         self.autocast(traffic, runs, stage);
+        self.quantise_weights(traffic, runs, stage);
         self.accumulate(traffic, runs, stage);
         Ok(())
     }
@@ -254,6 +257,24 @@ impl TablePrices {
             compute: all,
             ..Work::default()
         });
+    }
+
+    /// Adds the casts of weights to 8 bits where a runtime keeps the copies for all micro-batches of a step. It makes them in the first
+    /// one; their time is spread evenly over all forward passes. A cast reads 16 bits and writes every copy (Transformer Engine,
+    /// `cast_transpose`). A scale of the weight's own largest magnitude takes one more pass, which finds it.
+    fn quantise_weights(&self, traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
+        let (scenario, strategy) = (traffic.scenario, traffic.strategy);
+        let written = runs.iter().map(|run| run.cost.weights.copies * run.count);
+        let written = written.sum::<Bytes>();
+        let recipe = Execution::of(scenario, strategy).fp8_recipe;
+        let copies = casts::copies_of_a_weight(recipe, scenario.cluster.device.architecture);
+        let reads = match recipe {
+            Fp8Recipe::Tensorwise => 2,
+            _ => 1,
+        };
+        let read = Bytes(written.0 / copies) * (reads * DType::Bf16.size());
+        let time = self.memory_bound(MemoryKind::Pointwise, written + read);
+        stage.forward.compute += time * (1.0 / strategy.num_micro_batches as f64);
     }
 
     /// Adds the time to sum gradients over micro-batches, if gradients are freed after every step. Then a step's first micro-batch has

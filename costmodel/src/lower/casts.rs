@@ -182,9 +182,18 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     Bytes(held.max().unwrap_or(0))
 }
 
-/// Bytes of the 8-bit copies of a block's weights that are kept from one micro-batch to the next. Forward reads a weight by rows,
-/// backward by columns. With one scale for the whole tensor, Blackwell's matrix units read the same copy both ways; all other
-/// cases need a second, transposed copy (Transformer Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+/// Number of 8-bit copies of a weight that its products read. Forward reads a weight by rows, backward by columns. With one scale for
+/// the whole tensor, Blackwell's matrix units read the same copy both ways; all other cases need a second, transposed copy (Transformer
+/// Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+pub(crate) fn copies_of_a_weight(recipe: Fp8Recipe, architecture: Architecture) -> u64 {
+    let one_scale = matches!(recipe, Fp8Recipe::Delayed | Fp8Recipe::Tensorwise);
+    match architecture {
+        Architecture::Blackwell if one_scale => 1,
+        _ => 2,
+    }
+}
+
+/// Bytes of the 8-bit copies of a block's weights that are kept from one micro-batch to the next.
 pub(crate) fn of_weights(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -200,14 +209,7 @@ pub(crate) fn of_weights(
     let cast = (trace.parameters.iter())
         .filter(|parameter| (trace.forward.iter()).any(|op| narrow(op, parameter.tensor)));
     let elements: u64 = cast.map(|parameter| parameter.local_elements).sum();
-    let one_scale = matches!(
-        lowering.fp8_recipe,
-        Fp8Recipe::Delayed | Fp8Recipe::Tensorwise
-    );
-    let copies = match architecture {
-        Architecture::Blackwell if one_scale => 1,
-        _ => 2,
-    };
+    let copies = copies_of_a_weight(lowering.fp8_recipe, architecture);
     let scales = match lowering.fp8_recipe {
         Fp8Recipe::Mxfp8 => elements / 32,
         _ => 0,
