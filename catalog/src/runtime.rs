@@ -538,7 +538,8 @@ pub enum AttentionKernel {
     CudnnElseTwoPass,
     /// The kernel that PyTorch 2.10 and later choose in `scaled_dot_product_attention`. In 16 bits it is cuDNN's kernel on Hopper and
     /// Blackwell, and FlashAttention 2 on other GPUs (`check_prefer_cudnn_attention` in `sdp_utils.cpp`). In 32 bits it is PyTorch's
-    /// memory-efficient kernel, which is assumed to be as fast as FlashAttention 2.
+    /// memory-efficient kernel, which is assumed to be as fast as FlashAttention 2. That kernel takes fewer key heads than query heads
+    /// since PyTorch 2.14 (pull request 191085). Before, such a call ran operator by operator and kept all scores, which is not counted.
     Sdpa,
 }
 
