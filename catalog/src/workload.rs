@@ -158,6 +158,13 @@ impl Workload {
             .filter(|of| of.packing() == Packing::Within)
     }
 
+    /// Whether sequences end in padding: each is one document, and documents are shorter than sequences.
+    #[must_use]
+    pub fn is_padded(&self) -> bool {
+        self.documents()
+            .is_some_and(|of| of.packing() == Packing::Padded && of.mean() < self.seq_len as f64)
+    }
+
     /// The lengths of the texts in which tokens attend to each other, each with its share of all
     /// tokens except padding.
     #[must_use]

@@ -58,6 +58,11 @@ fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
     sends && (scenario.runtime.dispatchers_on(&scenario.cluster, false)).len() > 1
 }
 
+/// How a scenario's blocks are lowered if they run in this way.
+fn lowering<'a>(scenario: &'a Scenario, execution: &Execution) -> Lowering<'a> {
+    Lowering::of(&scenario.runtime, execution).with_padding(scenario.workload.is_padded())
+}
+
 /// The key's way to run passes, then the other ways with the same kernels, which are priced with it.
 fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
     let runtime = &scenario.runtime;
@@ -74,7 +79,7 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
         .chain(dispatchers)
         .map(Some)
         .chain([key.execution.dispatcher]);
-    let lowering = Lowering::of(runtime, &key.execution);
+    let lowering = lowering(scenario, &key.execution);
     let mut all = vec![key.execution];
     for dispatcher in dispatchers {
         for beside_others in [false, true] {
@@ -92,7 +97,7 @@ fn executions(scenario: &Scenario, key: &BlockKey) -> Vec<Execution> {
                     && (beside_others == key.execution.beside_others || switches_experts)
                     && !(beside_others && dispatcher == Some(Dispatcher::AllGather));
                 let execution = key.executed(runtime, execution).execution;
-                let is_like = Lowering::of(runtime, &execution).is_like(&lowering);
+                let is_like = self::lowering(scenario, &execution).is_like(&lowering);
                 if possible && is_like && !all.contains(&execution) {
                     all.push(execution);
                 }
@@ -119,7 +124,7 @@ pub(crate) fn price(
         accumulates,
         executions,
     } = siblings;
-    let lowering = Lowering::of(&scenario.runtime, &key.execution);
+    let lowering = lowering(scenario, &key.execution);
     let lowered = lowering.lower(trace);
     let of = to_price(scenario, key, recompute, trace, &lowered);
     let memory = lowering.memory(trace, &lowered, recompute, key.layout.tp);
@@ -320,7 +325,7 @@ pub(crate) fn detail(
 ) -> Result<BlockDetail, CostError> {
     let modes = [key.recompute];
     let trace = trace(scenario, key)?;
-    let lowered = Lowering::of(&scenario.runtime, &key.execution).lower(&trace);
+    let lowered = lowering(scenario, &key.execution).lower(&trace);
     let of = to_price(scenario, key, &modes, &trace, &lowered);
     let priced = book.block(&of)?;
     let names = book.names(&of);
@@ -369,7 +374,7 @@ fn to_price<'a>(
         key,
         modes,
         trace,
-        lowering: Lowering::of(&scenario.runtime, &key.execution),
+        lowering: lowering(scenario, &key.execution),
         lowered,
     }
 }

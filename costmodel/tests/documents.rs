@@ -83,6 +83,27 @@ fn padding_is_paid_for_and_not_counted() {
     }
 }
 
+/// Under the Trainer attention gets padding as a mask: each of 32 layers keeps 2 bytes of it for every pair of tokens, and copies of keys
+/// and values, with 128 numbers each, for the 24 query heads that share another's. Sequences that are full need no mask.
+#[test]
+fn pytorch_gets_padding_as_a_mask() {
+    let of = |lengths: Option<&str>| {
+        let documents = lengths.map(|lengths| (lengths, Packing::Padded));
+        let s = Scenario {
+            runtime: catalog::load::runtime("hf-trainer").expect("preset"),
+            ..scenario("llama3-8b", 16, documents)
+        };
+        predicted(&s, "zero=3,mbs=1")
+    };
+    let saved = |p: &Prediction| p.memory_of("saved activations").0;
+    let [plain, full, padded] = [None, Some("4k:1"), Some("1k:0.5,4k:0.5")].map(of);
+    assert_eq!(full.step_time, plain.step_time);
+    assert_eq!(saved(&full), saved(&plain));
+    let more = 32 * 2 * (SEQ * SEQ + SEQ * 24 * 2 * 128);
+    assert_eq!(saved(&padded) - saved(&plain), more);
+    assert!(attention(&padded) > 1.5 * attention(&plain));
+}
+
 /// Documents of 512 and 4096 tokens, 8 to 1: each length has half of the tokens. Attention takes the mean of what it
 /// takes with one length alone. The variance of a micro-batch of one sequence is the sum over both lengths of share ·
 /// length / sequence · (half the difference)²; the larger of two normal variables exceeds their mean by 1/√π deviations.

@@ -269,7 +269,7 @@ fn attention(lowering: &Lowering<'_>, trace: &Trace, run: &[AnyOp<'_>]) -> Kerne
         tensors.dedup();
     }
     let kind = KernelKind::Attention(narrow_attention::computed(FusedAttention {
-        shape: masked::computed(lowering, shape),
+        shape: masked::computed(lowering, trace, shape),
         kernel: lowering.attention_kernel(trace, of),
         backward,
     }));

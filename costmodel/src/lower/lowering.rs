@@ -23,6 +23,8 @@ pub struct Lowering<'a> {
     wide_adapters: bool,
     /// What carries tokens to experts; `None` stands for whichever dispatcher has the kernels of least time.
     dispatcher: Option<Dispatcher>,
+    /// Whether sequences end in padding, which no token may attend to.
+    padded: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -42,7 +44,14 @@ impl<'a> Lowering<'a> {
             narrow_parameters: execution.narrow_parameters,
             wide_adapters: execution.wide_adapters,
             dispatcher: execution.dispatcher,
+            padded: false,
         }
+    }
+
+    /// The same for sequences that end in padding if `padded` says so, and for whole ones if not.
+    #[must_use]
+    pub(crate) fn with_padding(self, padded: bool) -> Self {
+        Self { padded, ..self }
     }
 
     /// Whether another way to run blocks on the same training system has the same kernels. Only experts that run apart have other
@@ -95,18 +104,21 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// Whether a kernel of attention gets the window as a mask of all queries and keys, from which it cannot tell what to leave out.
+    /// Whether a kernel of attention gets a window, or the padding of sequences, as a mask of all queries and keys, from which it cannot
+    /// tell what to leave out.
     #[must_use]
-    pub(super) fn masks_window(&self, shape: AttentionShape) -> bool {
+    pub(super) fn masks_keys(&self, trace: &Trace, shape: AttentionShape) -> bool {
+        let windowed = shape.window.is_some_and(|w| w.tokens() <= shape.kv_len);
         self.runtime.attention == AttentionKernel::Sdpa
-            && shape.window.is_some_and(|w| w.tokens() <= shape.kv_len)
+            && self.fuses_attention(trace)
+            && (windowed || self.padded)
     }
 
     /// Whether keys and values are copied for every query head before attention, and the copies kept.
     #[must_use]
-    pub(super) fn repeats_keys(&self, shape: AttentionShape) -> bool {
-        let copies = self.runtime.rewrites.contains(&Rewrite::RepeatKeys);
-        shape.heads > shape.kv_heads && (copies || self.masks_window(shape))
+    pub(super) fn repeats_keys(&self, trace: &Trace, shape: AttentionShape) -> bool {
+        let copies = self.has(Rewrite::RepeatKeys);
+        shape.heads > shape.kv_heads && (copies || self.masks_keys(trace, shape))
     }
 
     /// The kernel that runs the core attention with index `of` among those of the trace.

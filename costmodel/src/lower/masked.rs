@@ -1,7 +1,9 @@
-//! Attention with a window by PyTorch's `scaled_dot_product_attention`, whose caller has to pass the window as a mask.
+//! Attention with a window, or over padded sequences, by PyTorch's `scaled_dot_product_attention`, whose caller has to pass either as a
+//! mask.
 //!
-//! The function has no argument for a window. So Transformers makes a boolean mask of all queries and keys as soon as a sequence is as
-//! long as the window (Transformers 5.24, `masking_utils.py`, `_ignore_causal_mask_sdpa`), and `is_causal` is off. Then:
+//! The function has no argument for a window or for padding. So Transformers makes a boolean mask of all queries and keys as soon as a
+//! sequence is as long as the window or a sequence has padding (Transformers 5.24, `masking_utils.py`, `_ignore_causal_mask_sdpa`), and
+//! `is_causal` is off. Then:
 //! - The kernel computes all pairs, also those that the mask hides. It is cuDNN's or the memory-efficient one, as FlashAttention takes
 //!   no mask (PyTorch 2.15, `sdp_utils.cpp`, `check_for_attn_mask`).
 //! - Kernels that take a mask get no groups of query heads: keys and values are copied for every query head, and the copies are kept for
@@ -19,18 +21,22 @@ use super::kernel::{Chain, Kernel};
 use super::lowering::Lowering;
 
 /// The sizes of attention as its kernel computes it.
-pub(super) fn computed(lowering: &Lowering<'_>, shape: AttentionShape) -> AttentionShape {
+pub(super) fn computed(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    shape: AttentionShape,
+) -> AttentionShape {
     let copied = AttentionShape {
         kv_heads: shape.heads,
         ..shape
     };
-    match lowering.masks_window(shape) {
+    match lowering.masks_keys(trace, shape) {
         true => AttentionShape {
             causal: false,
             window: None,
             ..copied
         },
-        false if lowering.repeats_keys(shape) => copied,
+        false if lowering.repeats_keys(trace, shape) => copied,
         false => shape,
     }
 }
@@ -49,7 +55,7 @@ pub(super) fn beside_attention(
     };
     let shape = of.shape;
     let size = trace.tensor(op.inputs[0]).dtype.size();
-    let copies = match lowering.repeats_keys(shape) {
+    let copies = match lowering.repeats_keys(trace, shape) {
         // Both are read and written.
         true => Chain {
             bytes: Bytes(pairs(shape, shape.heads + shape.kv_heads) * size),
@@ -63,7 +69,7 @@ pub(super) fn beside_attention(
         launches: 2,
     };
     let chain = match attention.pass {
-        Pass::Forward if lowering.masks_window(shape) => [copies, numbers].into_iter().sum(),
+        Pass::Forward if lowering.masks_keys(trace, shape) => [copies, numbers].into_iter().sum(),
         _ => copies,
     };
     (chain.launches > 0).then(|| attention.beside(chain))
@@ -77,11 +83,11 @@ pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<By
     };
     let shape = of.shape;
     let size = trace.tensor(op.inputs[0]).dtype.size();
-    let mask = match lowering.masks_window(shape) {
+    let mask = match lowering.masks_keys(trace, shape) {
         true => entries(shape),
         false => 0,
     };
-    let copies = match lowering.repeats_keys(shape) {
+    let copies = match lowering.repeats_keys(trace, shape) {
         true => pairs(shape, shape.heads - shape.kv_heads),
         false => 0,
     };
@@ -108,13 +114,15 @@ mod tests {
 
     use super::*;
     use crate::lower::KernelKind;
-    use crate::lower::testing::{self, KEYS, TOKENS, layer, lowered, model};
+    use crate::lower::testing::{self, KEYS, TOKENS, layer, model};
 
-    /// Keys that a query's kernel computes on average, and the bytes kept for mask and copies, for a layer whose window is `window`.
-    fn attended(runtime: &Runtime, window: &str) -> (u64, u64) {
+    /// Keys that a query's kernel computes on average, and the bytes kept for mask and copies, for a layer whose window is `window` and
+    /// whose sequences have padding if `padded` says so.
+    fn attended(runtime: &Runtime, window: &str, padded: bool) -> (u64, u64) {
         let model = model("mistral", &format!(r#", "sliding_window": {window}"#));
         let trace = layer(&model, &BlockLayout::alone(1, TOKENS, DType::Bf16));
-        let kernels = lowered(runtime, &trace).forward;
+        let lowering = Lowering::new(runtime, runtime.fp8_recipe).with_padding(padded);
+        let kernels = lowering.lower(&trace).forward;
         let shape = kernels.iter().find_map(|kernel| match kernel.kind {
             KernelKind::Attention(of) => Some(of.shape),
             _ => None,
@@ -124,27 +132,31 @@ mod tests {
             (false, _) => TOKENS,
             (true, window) => window.map_or(TOKENS, |w| w.tokens().min(TOKENS)) / 2,
         };
-        let saved = Lowering::new(runtime, runtime.fp8_recipe).saved(&trace, Recompute::None);
+        let saved = lowering.saved(&trace, Recompute::None);
         let mask = saved.iter().filter(|(name, _)| name.contains(".mask"));
         (keys, mask.map(|(_, bytes)| bytes.0).sum())
     }
 
     #[test]
-    fn pytorch_computes_all_pairs_of_a_masked_window() {
+    fn pytorch_computes_all_pairs_where_it_gets_a_mask() {
         // The mask has 2 bytes for each pair. Keys and values of the other two of four heads are copied.
         let mask = 2 * TOKENS * TOKENS + 2 * TOKENS * 2 * KEYS;
-        for (runtime, window, expected) in [
-            ("hf-trainer", "16", (TOKENS, mask)),
-            ("hf-deepspeed", "32", (TOKENS, mask)),
-            ("generic-eager", "16", (TOKENS, mask)),
-            ("hf-trainer", "33", (TOKENS / 2, 0)),
-            ("hf-trainer", "null", (TOKENS / 2, 0)),
-            ("megatron-core", "16", (TOKENS / 4, 0)),
-            ("torchtitan-2026", "16", (TOKENS / 4, 0)),
-            ("generic-fused", "16", (TOKENS / 4, 0)),
+        for (runtime, window, padded, expected) in [
+            ("hf-trainer", "16", false, (TOKENS, mask)),
+            ("hf-deepspeed", "32", false, (TOKENS, mask)),
+            ("generic-eager", "16", false, (TOKENS, mask)),
+            ("hf-trainer", "33", false, (TOKENS / 2, 0)),
+            ("hf-trainer", "null", false, (TOKENS / 2, 0)),
+            ("hf-trainer", "null", true, (TOKENS, mask)),
+            ("hf-deepspeed", "16", true, (TOKENS, mask)),
+            ("megatron-core", "16", false, (TOKENS / 4, 0)),
+            ("megatron-core", "null", true, (TOKENS / 2, 0)),
+            ("torchtitan-2026", "16", false, (TOKENS / 4, 0)),
+            ("generic-fused", "16", true, (TOKENS / 4, 0)),
         ] {
-            let found = attended(&testing::runtime(runtime), window);
-            assert_eq!(found, expected, "a window of {window} under {runtime}");
+            let found = attended(&testing::runtime(runtime), window, padded);
+            let what = format!("a window of {window} under {runtime}, padded: {padded}");
+            assert_eq!(found, expected, "{what}");
         }
     }
 
@@ -153,6 +165,6 @@ mod tests {
         let mut runtime = testing::runtime("megatron-core");
         runtime.rewrites.insert(Rewrite::RepeatKeys);
         let copies = 2 * TOKENS * 2 * KEYS;
-        assert_eq!(attended(&runtime, "null"), (TOKENS / 2, copies));
+        assert_eq!(attended(&runtime, "null", false), (TOKENS / 2, copies));
     }
 }
