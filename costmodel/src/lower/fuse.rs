@@ -47,7 +47,10 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, ops: &[AnyOp<'_>])
             kernels.extend(kernel.into_iter().flat_map(with_cast));
         } else {
             let single = single(lowering, trace, &run[0]);
+            let first = single.first();
+            let copies = first.and_then(|of| masked::beside_scores(lowering, trace, &run[0], of));
             kernels.extend(wide_routing::with_casts(lowering, trace, &run[0], single));
+            kernels.extend(copies);
         }
         index = end;
     }
@@ -287,7 +290,6 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
         let bytes = traffic(trace, op.inputs, op.outputs) * u64::from(launches);
         kernel(Chain { bytes, launches }.bound_by_memory(kind))
     };
-    let has = |rewrite| lowering.has(rewrite);
     let one = match op.cost() {
         CostClass::Product(of) => {
             let cast = casts::before(lowering, trace, op, of).into_iter();
@@ -303,7 +305,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
             batch: s.batch * s.heads,
             sizes: [s.q_len, s.v_dim, s.kv_len],
         }),
-        CostClass::Softmax(shape) => kernel(softmax::kernels(lowering, trace, op, shape)),
+        CostClass::Softmax(_) => return Vec::from_iter(softmax::kernels(lowering, trace, op)),
         CostClass::Scan(sizes) => kernel(KernelKind::Scan(sizes)),
         CostClass::Convolution => memory(MemoryKind::Pointwise, 1),
         CostClass::Embedding => vocabulary::embedding(lowering, trace, op),
@@ -312,7 +314,7 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
         }
         CostClass::TopK => memory(MemoryKind::Pointwise, 4),
         CostClass::Permute | CostClass::Unpermute => {
-            let passes = if has(Rewrite::FusePermute) { 1 } else { 2 };
+            let passes = 1 + u32::from(!lowering.has(Rewrite::FusePermute));
             let padded = u32::from(lowering.pads_experts(trace));
             memory(MemoryKind::Permute, passes + padded)
         }

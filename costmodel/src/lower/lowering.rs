@@ -104,6 +104,13 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// Whether Transformers computes attention by separate operators (`eager_attention_forward` in the files of its models), because
+    /// PyTorch's `scaled_dot_product_attention` cannot.
+    #[must_use]
+    pub(super) fn attends_by_operators(&self, trace: &Trace) -> bool {
+        self.runtime.attention == AttentionKernel::Sdpa && !self.fuses_attention(trace)
+    }
+
     /// Whether a kernel of attention gets a window, or the padding of sequences, as a mask of all queries and keys, from which it cannot
     /// tell what to leave out.
     #[must_use]
@@ -114,11 +121,16 @@ impl<'a> Lowering<'a> {
             && (windowed || self.padded)
     }
 
+    /// Whether keys and values are copied for every query head before attention even if it gets no mask.
+    #[must_use]
+    pub(super) fn copies_keys(&self, trace: &Trace) -> bool {
+        self.has(Rewrite::RepeatKeys) || self.attends_by_operators(trace)
+    }
+
     /// Whether keys and values are copied for every query head before attention, and the copies kept.
     #[must_use]
     pub(super) fn repeats_keys(&self, trace: &Trace, shape: AttentionShape) -> bool {
-        let copies = self.has(Rewrite::RepeatKeys);
-        shape.heads > shape.kv_heads && (copies || self.masks_keys(trace, shape))
+        shape.heads > shape.kv_heads && (self.copies_keys(trace) || self.masks_keys(trace, shape))
     }
 
     /// The kernel that runs the core attention with index `of` among those of the trace.

@@ -11,11 +11,12 @@
 //! - Every call makes numbers in the type of the queries from the mask and keeps them for backward (PyTorch 2.15,
 //!   `transformers/attention.cpp`, `convert_boolean_attn_mask`; `tools/autograd/derivatives.yaml`, `attn_bias`).
 //!
-//! The boolean mask itself, which all layers share, is not counted. Megatron-LM's own layers copy keys and values in the same way without a
-//! mask (`Rewrite::RepeatKeys`).
+//! The boolean mask itself, which all layers share, is not counted. Without such a mask, Megatron-LM's own layers copy keys and values in
+//! the same way (`Rewrite::RepeatKeys`), and so does Transformers where it computes attention by separate operators (`repeat_kv` in
+//! `eager_attention_forward`).
 
 use catalog::Bytes;
-use dtensor::{AnyOp, AttentionPiece, AttentionShape, Op, Operator, Pass, Trace};
+use dtensor::{AnyOp, AttentionPiece, AttentionShape, Factor, Op, Operator, Pass, Trace};
 
 use super::kernel::{Chain, Kernel};
 use super::lowering::Lowering;
@@ -75,6 +76,22 @@ pub(super) fn beside_attention(
     (chain.launches > 0).then(|| attention.beside(chain))
 }
 
+/// The same for attention by separate operators, of which `op` is one and `product` its kernel: beside the product of queries and keys,
+/// and in backward beside the product that is the gradient of the keys.
+pub(super) fn beside_scores(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    product: &Kernel,
+) -> Option<Kernel> {
+    let of_scores =
+        matches!(op.operator, Operator::Attention(of) if of.piece == AttentionPiece::Scores);
+    let of_keys = of_scores && op.factor != Some(Factor::First);
+    of_keys
+        .then(|| beside_attention(lowering, trace, op, product))
+        .flatten()
+}
+
 /// Bytes that attention keeps for backward in addition to its inputs: a mask as numbers, and copies of keys and values for the other query
 /// heads. `None` for other operators and with neither.
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
@@ -114,7 +131,8 @@ mod tests {
 
     use super::*;
     use crate::lower::KernelKind;
-    use crate::lower::testing::{self, KEYS, TOKENS, layer, model};
+    use crate::lower::testing::{self, KEYS, TOKENS, layer, layer_of, lowered, model};
+    use crate::price::MemoryKind;
 
     /// Keys that a query's kernel computes on average, and the bytes kept for mask and copies, for a layer whose window is `window` and
     /// whose sequences have padding if `padded` says so.
@@ -166,5 +184,36 @@ mod tests {
         runtime.rewrites.insert(Rewrite::RepeatKeys);
         let copies = 2 * TOKENS * 2 * KEYS;
         assert_eq!(attended(&runtime, "null", false), (TOKENS / 2, copies));
+    }
+
+    /// Gemma 2 has 16 query heads and 8 key heads of 256 numbers. Copies of keys and values are made in forward and their gradients added up
+    /// in backward, by two kernels each, that read or write 16 heads and write or read 8.
+    #[test]
+    fn attention_by_separate_operators_copies_keys() {
+        let trace = layer_of("gemma2-9b");
+        let numbers = TOKENS * 2 * 256;
+        for (runtime, copies) in [("hf-deepspeed", true), ("vescale", false)] {
+            let runtime = testing::runtime(runtime);
+            let lowered = lowered(&runtime, &trace);
+            let of = |kernel: &&Kernel| {
+                let operator = trace.op(kernel.pass, kernel.op).operator;
+                matches!(operator, Operator::Attention(_)) && kernel.reads.is_empty()
+            };
+            let all = lowered.forward.iter().chain(&lowered.backward);
+            let found: Vec<_> = all.filter(of).map(|kernel| kernel.kind).collect();
+            let one = KernelKind::Memory {
+                kind: MemoryKind::Pointwise,
+                bytes: Bytes(2 * numbers * (16 + 8)),
+                launches: 2,
+            };
+            let expected = if copies { vec![one; 2] } else { vec![] };
+            assert_eq!(found, expected, "{}", runtime.name);
+            let saved = Lowering::new(&runtime, runtime.fp8_recipe).saved(&trace, Recompute::None);
+            let kept = saved
+                .iter()
+                .filter(|(name, _)| name.contains("copied keys"));
+            let kept: u64 = kept.map(|(_, bytes)| bytes.0).sum();
+            assert_eq!(kept, u64::from(copies) * 2 * numbers * (16 - 8));
+        }
     }
 }

@@ -28,6 +28,7 @@ use super::modules;
 use super::norm_copies;
 use super::row_indices;
 use super::saved_tensor::SavedTensor;
+use super::softmax;
 use super::split_recurrence;
 use super::sums;
 use super::tensor_set::TensorSet;
@@ -156,7 +157,7 @@ fn kept_of<'t>(
         saved.extend(log_sum_exp(trace, &part));
     }
     // A recomputed core of attention still reads copied keys and values.
-    let keeps_copies = lowering.has(Rewrite::RepeatKeys) && !reruns_attention(lowering, recompute);
+    let keeps_copies = lowering.copies_keys(trace) && !reruns_attention(lowering, recompute);
     if fused_keeps || keeps_copies {
         let of_mask = |op| masked::kept(lowering, trace, op);
         let ops = &trace.forward[part.clone()];
@@ -186,6 +187,9 @@ fn beside_the_trace<'t>(
     let inputs = move |op| input_copies::kept(lowering, trace, op).filter(|_| is_once_itself(op));
     let factors = |op| elementary_gelu::kept(lowering, trace, op);
     let copies = |op| norm_copies::kept(lowering, trace, op);
+    let scores_again =
+        lowering.selects_attention(recompute) || reruns_attention(lowering, recompute);
+    let softmaxes = move |op| softmax::kept(lowering, trace, op).filter(|_| !scores_again);
     let losses = |op| loss::kept(lowering, trace, op);
     let run_again = recompute == Recompute::SelectiveOps;
     let adapters = |op| autocast::kept_by_adapter(lowering, trace, op);
@@ -206,6 +210,7 @@ fn beside_the_trace<'t>(
         .filter(move |_| !run_again);
     of_operators(ops, LOG_PROBABILITIES, losses)
         .chain(of_operators(ops, ".factors", factors))
+        .chain(of_operators(ops, ".softmax in 32 bits", softmaxes))
         .chain(pointwise)
         .chain(of_operators(ops, ".copy", copies))
 }
