@@ -10,7 +10,8 @@
 use catalog::model::NormKind;
 use catalog::{Bytes, DType};
 use dtensor::{
-    Norm, Op, Operator, Pointwise, Product, Site, TensorId, TensorInfo, TensorRole, Trace,
+    CostClass, Norm, Op, Operator, Pointwise, Product, Site, TensorId, TensorInfo, TensorRole,
+    Trace,
 };
 
 use super::lowering::Lowering;
@@ -59,14 +60,10 @@ fn returns_32_bits(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
 /// of the first adapter unless another operator needs the tensor itself. `None` if the operator is
 /// no such layer or makes no further copy.
 pub(super) fn kept_by_adapter(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
-    if !is_first_of_adapter(trace, op) {
+    if !casts_for_adapter(lowering, trace, op) {
         return None;
     }
     let input = trace.tensor(op.inputs[0]);
-    let by_norm = || maker(trace, op).is_some_and(|norm| returns_32_bits(lowering, trace, norm));
-    if !lowering.casts_for_adapters(input.dtype) || by_norm() {
-        return None;
-    }
     let same = |id: &TensorId| trace.tensor(*id).storage == input.storage;
     let mut adapters = trace
         .forward
@@ -85,6 +82,23 @@ pub(super) fn kept_by_adapter(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -
         || lowering.fuses_attention(trace) && attended.any(|id| same(&id));
     let further = itself || first.is_some_and(|first| !std::ptr::eq(first, op));
     further.then(|| input.bytes())
+}
+
+/// Whether an operator is an adapter's first layer, and its input of 16 bits is cast to 32 bits, the type of the adapter's weights, and
+/// back to 16 by autocast.
+pub(super) fn casts_for_adapter(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> bool {
+    let source = match dropout_before(trace, op) {
+        Some(dropout) => maker(trace, dropout),
+        None => maker(trace, op),
+    };
+    is_first_of_adapter(trace, op)
+        && lowering.casts_for_adapters(trace.tensor(op.inputs[0]).dtype)
+        && !source.is_some_and(|norm| returns_32_bits(lowering, trace, norm))
+}
+
+/// The dropout that makes another operator's first input; `None` if another operator makes it.
+pub(super) fn dropout_before<'t>(trace: &'t Trace, op: &Op) -> Option<&'t Op> {
+    maker(trace, op).filter(|of| of.operator.cost() == CostClass::Dropout)
 }
 
 /// Whether an operator is the first of an adapter's two layers: its input is not what another layer of an adapter returned.

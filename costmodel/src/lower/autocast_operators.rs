@@ -7,6 +7,9 @@
 //!   back to 16 (transformers `apply_rotary_pos_emb`).
 //! - Norms of queries and keys cast their 16-bit input to 32 bits. In backward the gradient of that input is cast to 16 bits.
 //!
+//! - An adapter of 32 bits casts its input to 32 bits, and autocast casts that back to 16. In backward the gradient is cast the same way.
+//!   Dropout between both casts has 32 bits (PEFT 0.21, `tuners/lora/layer.py`, `Linear.forward`).
+//!
 //! FSDP may gather parameters in 16 bits. Then the residual stream has 16 bits too, and only LayerNorm computes in 32.
 //!
 //! The numbers count the operators that PyTorch 2.15 dispatches for one layer of transformers 5.24, of Llama, Qwen3 and GPT-2.
@@ -17,7 +20,7 @@ use catalog::runtime::Rewrite;
 use dtensor::{AnyOp, CostClass, Gradient, Norm, Op, Operator, Pass, TensorId, TensorRole, Trace};
 
 use super::autocast;
-use super::kernel::{Chain, WIDE};
+use super::kernel::{Chain, Kernel, WIDE};
 use super::lowering::Lowering;
 
 /// Bytes of a 16-bit number.
@@ -43,6 +46,35 @@ pub(super) fn chain(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> O
         bytes: Bytes(of.elements() * bytes),
         launches,
     })
+}
+
+/// The casts of an adapter's input that PEFT and autocast make before the adapter's first product, or those of its gradient after the
+/// product's gradient, with what dropout between them moves in 32 bits beyond its traffic in 16. `None` for other products.
+pub(super) fn of_adapter(
+    lowering: &Lowering<'_>,
+    trace: &Trace,
+    op: &AnyOp<'_>,
+    product: &Kernel,
+) -> Option<Kernel> {
+    let cast = match op.pass {
+        Pass::Forward => op.inputs[0],
+        Pass::BackwardInput => op.outputs[0],
+        Pass::BackwardWeight => return None,
+    };
+    let forward = forward_of(trace, op)?;
+    if lowering.has(Rewrite::FusePointwise)
+        || !autocast::casts_for_adapter(lowering, trace, forward)
+    {
+        return None;
+    }
+    let dropout = match autocast::dropout_before(trace, forward) {
+        Some(_) => 2 * (WIDE - NARROW),
+        None => 0,
+    };
+    Some(product.beside(Chain {
+        bytes: Bytes(trace.tensor(cast).elements() * (2 * CAST + dropout)),
+        launches: 2,
+    }))
 }
 
 /// Bytes that a norm, or its gradient, reads and writes for each element, and its number of kernels. `None` if these are the same
@@ -126,7 +158,9 @@ fn forward_of<'t>(trace: &'t Trace, op: &AnyOp<'_>) -> Option<&'t Op> {
         return Some(&trace.forward[op.index]);
     }
     match trace.backward[op.index].operator {
-        Gradient::Norm(of, _) | Gradient::Pointwise(of, _) => Some(&trace.forward[of]),
+        Gradient::Norm(of, _) | Gradient::Pointwise(of, _) | Gradient::Product(of, ..) => {
+            Some(&trace.forward[of])
+        }
         _ => None,
     }
 }
@@ -151,9 +185,13 @@ fn is_wide(trace: &Trace, id: TensorId) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use catalog::DType;
+    use models::BlockLayout;
+
     use super::*;
     use crate::execution::Execution;
-    use crate::lower::testing::layer_of;
+    use crate::lower::KernelKind;
+    use crate::lower::testing::{self, HIDDEN, INNER, TOKENS, layer_of};
 
     /// Bytes of each operator that autocast changes, for each of its output's numbers: of a layer's forward, then of its backward.
     fn bytes(model: &str, runtime: &str, narrow_parameters: bool) -> [Vec<u64>; 2] {
@@ -215,5 +253,54 @@ mod tests {
             let changed = bytes("llama3-8b", runtime, false).concat();
             assert!(changed.is_empty(), "{runtime}: {changed:?}");
         }
+    }
+
+    /// Bytes of the casts that adapters of 32 bits add, for each number that their layers read. Six layers read the residual stream's width,
+    /// the last the feed-forward block's. There are two casts in each direction; dropout between them has 4 bytes for 2, twice.
+    #[test]
+    fn adapters_of_32_bits_cast_what_they_read() {
+        let model = testing::model("llama", "");
+        let [runtime, compiled] = ["hf-trainer", "hf-trainer"].map(testing::runtime);
+        let mut compiled = compiled;
+        compiled.rewrites.insert(Rewrite::FusePointwise);
+        for (runtime, adapters, bytes) in [
+            (&runtime, "rank=4", 2 * 6),
+            (&runtime, "rank=4,dropout=0.1", 2 * 6 + 2 * 2),
+            (&compiled, "rank=4", 0),
+        ] {
+            let adapters = Some(adapters.parse().expect("adapters"));
+            let model = model.clone().with_adapters(adapters).expect("a model");
+            let layout = BlockLayout::alone(1, TOKENS, DType::Bf16);
+            let trace = testing::layer(&model, &layout);
+            let passes = [false, true].map(|wide_adapters| {
+                let execution = Execution {
+                    narrow_parameters: true,
+                    wide_adapters,
+                    ..Execution::own(runtime)
+                };
+                let lowered = Lowering::of(runtime, &execution).lower(&trace);
+                [lowered.forward, lowered.backward].map(moved)
+            });
+            let read = TOKENS * (6 * HIDDEN + INNER);
+            let launches = if bytes > 0 { 7 * 2 } else { 0 };
+            for (narrow, wide) in passes[0].into_iter().zip(passes[1]) {
+                let more = (
+                    wide.bytes.0 - narrow.bytes.0,
+                    wide.launches - narrow.launches,
+                );
+                assert_eq!(more, (bytes * read, launches), "{adapters:?}");
+            }
+        }
+    }
+
+    /// Bytes and launches of all kernels that memory bounds.
+    fn moved(kernels: Vec<Kernel>) -> Chain {
+        let of = |kernel: &Kernel| match kernel.kind {
+            KernelKind::Memory {
+                bytes, launches, ..
+            } => Some(Chain { bytes, launches }),
+            _ => None,
+        };
+        kernels.iter().filter_map(of).sum()
     }
 }

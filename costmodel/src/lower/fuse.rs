@@ -295,7 +295,9 @@ fn single(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Vec<Kernel>
             let cast = casts::before(lowering, trace, op, of).into_iter();
             let product = kernel(product(lowering, trace, op.pass, of));
             let copy = input_copies::before(lowering, trace, &product);
-            return cast.chain(copy).chain([product]).collect();
+            let of_adapter = autocast_operators::of_adapter(lowering, trace, op, &product);
+            let before = cast.chain(copy).chain(of_adapter);
+            return before.chain([product]).collect();
         }
         CostClass::AttentionScores(s) => kernel(KernelKind::BatchedGemm {
             batch: s.batch * s.heads,
