@@ -14,6 +14,7 @@ mod blocks;
 mod book;
 mod bounds;
 mod breakdown;
+mod clipping;
 mod cost_model;
 mod crossings;
 mod detailed;

@@ -17,7 +17,9 @@ use crate::stage::{Run, StageWork};
 use crate::stage_traffic::Traffic;
 use crate::states::{Elements, Weights};
 use crate::work::Work;
-use crate::{CostError, Scenario, known, module_visits, stage_traffic, states, tensorwise};
+use crate::{
+    CostError, Scenario, clipping, known, module_visits, stage_traffic, states, tensorwise,
+};
 
 impl PriceBook for TablePrices {
     fn block(&self, of: &BlockToPrice<'_>) -> Result<PricedBlock, CostError> {
@@ -75,7 +77,7 @@ impl PriceBook for TablePrices {
             MemoryKind::UnfusedOptimizer
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
-        let clipped = Bytes(of.gradients.0.min(owned)) * clipping_passes(scenario);
+        let clipped = Bytes(of.gradients.0.min(owned)) * clipping::passes(scenario);
         let elementary = scenario.runtime.overheads.optimizer_bytes.value;
         let update = match elementary > 0.0 {
             true => {
@@ -336,17 +338,6 @@ impl TablePrices {
             ..Work::default()
         };
         stage.backward.add_weight(backward);
-    }
-}
-
-/// How many times gradients are read or written to clip them: once to find their norm, and twice to multiply them. PyTorch's
-/// `clip_grad_norm_` multiplies them whatever the norm is (torch/nn/utils/clip_grad.py, `_clip_grads_with_norm_`), and so does DeepSpeed
-/// (zero/stage_1_and_2.py, `unscale_and_clip_grads`). Systems with gradient buffers of their own, as Megatron-LM, do so only for
-/// a norm that is too large (core/optimizer/clip_grads.py).
-fn clipping_passes(scenario: &Scenario) -> u64 {
-    match (scenario.runtime.rewrites).contains(&Rewrite::ReleaseGradients) {
-        true => 3,
-        false => 1,
     }
 }
 
