@@ -2,8 +2,9 @@
 //! processors update weights.
 //!
 //! The host holds for every weight that it updates its master parameter, gradient and both moments, in 32 bits. Its
-//! optimizer reads all four and writes all but the gradient. Gradients travel in 32 bits, as the host's optimizer reads
-//! them. Where the device adds up the gradients of several micro-batches, the host holds their sum in their own type too, and
+//! optimizer reads all four and writes all but the gradient. Gradients that reach the host during backward are clipped there before the
+//! update, and a parameter that returns in fewer bits than its master weight is cast there after it, each by a pass of its own over
+//! memory. Gradients travel in 32 bits, as the host's optimizer reads them. Where the device adds up the gradients of several micro-batches, the host holds their sum in their own type too, and
 //! the sum travels in this type between micro-batches. Copies run on streams of their own, one for each direction; the devices
 //! of a node share the bandwidth of its memory.
 
@@ -13,6 +14,7 @@ use catalog::{Bytes, DType, Offload, OffloadKind, OffloadOption, Precision, Seco
 use derive_more::{Add, AddAssign, Mul};
 use plans::{Decisions, HostMemory};
 
+use crate::clipping;
 use crate::known;
 use crate::states::{self, Sharding, StateBytes, Weights};
 use crate::{CostError, Scenario};
@@ -127,13 +129,57 @@ impl Offloaded {
     pub(crate) fn on_host(self, weights: Weights, sharding: &Sharding) -> Bytes {
         let updated = self.moved(sharding.updated(weights.trained));
         let states = updated * (4 * host_number() + self.sum_of_gradients());
-        let Offload::Parameters = self.offload else {
-            return Bytes(states);
+        let frozen = match self.offload {
+            Offload::Parameters => self.frozen(sharding.shard(weights.frozen)),
+            Offload::Optimizer(_) => 0,
         };
-        // Where the device computes from another copy than the master weights, the host holds it too.
-        let copy = (self.types.master).map_or(0, |_| self.parameter().size());
-        let frozen = self.frozen(sharding.shard(weights.frozen));
-        Bytes(states + updated * copy + frozen)
+        Bytes(states + updated * self.copy_of_parameter() + frozen)
+    }
+
+    /// Bytes of a parameter that the host holds beside its master weight, to compute from or to return: all parameters where they are
+    /// offloaded, and casts of the updated ones under ZeRO-1 and 2 (DeepSpeed 0.19, `zero/stage_1_and_2.py`,
+    /// `param_buffer_of_bit16_for_cpu_offload_groups`). ZeRO-3 frees such casts at once.
+    fn copy_of_parameter(self) -> u64 {
+        let held = match self.offload {
+            Offload::Parameters => self.types.master.is_some(),
+            Offload::Optimizer(_) => self.zero < Zero::Z3 && self.casts(),
+        };
+        u64::from(held) * self.parameter().size()
+    }
+
+    /// Element type in which updated parameters come back to the device.
+    fn returned(self) -> DType {
+        self.option.returned.unwrap_or(self.parameter())
+    }
+
+    /// Whether the host casts updated master weights to the parameters that the device computes from.
+    fn casts(self) -> bool {
+        (self.types.master).is_some_and(|master| master != self.returned())
+    }
+
+    /// The part of the bytes of gradients that the device reads or writes to clip them.
+    pub(crate) fn clipped_by_device(self, gradients: Bytes) -> Bytes {
+        match self.option.gradients_in_backward {
+            true => self.left(gradients),
+            false => gradients,
+        }
+    }
+
+    /// Bytes of host memory that a step reads and writes for an element beside the optimizer. Gradients are read to find their norm, then
+    /// read and written to multiply them (PyTorch's `clip_grad_norm_`); DeepSpeed finds the norm on the device, during backward. Then
+    /// updated weights are read and their casts written. (DeepSpeed 0.19: `unscale_and_clip_grads` in `zero/stage_1_and_2.py` and
+    /// `zero/stage3.py`; `bit16_partition_buffer` and `_reassign_or_swap_out_partitioned_parameters`.)
+    fn beside_optimizer(self, scenario: &Scenario) -> u64 {
+        let on_device = u64::from(states::is_deepspeed(&scenario.runtime));
+        let passes = match self.option.gradients_in_backward {
+            true => clipping::passes(scenario) - on_device,
+            false => 0,
+        };
+        let cast = match self.casts() {
+            true => host_number() + self.returned().size(),
+            false => 0,
+        };
+        passes * host_number() + cast
     }
 
     /// The part of `bytes` that belongs to weights which the device updates.
@@ -227,7 +273,7 @@ impl Offloaded {
     ) -> Result<HostStep, CostError> {
         let rates = Rates::of(scenario)?;
         let updated = self.moved(sharding.updated(weights.trained));
-        let returned = (self.option.returned).unwrap_or(self.parameter()).size();
+        let beside = Bytes(updated * self.beside_optimizer(scenario));
         let none = Seconds(0.0);
         Ok(HostStep {
             copies: none,
@@ -235,11 +281,11 @@ impl Offloaded {
                 true => none,
                 false => rates.copy(updated * host_number()),
             },
-            update: rates.update(updated),
+            update: rates.update(updated) + rates.pass(beside),
             from_host: match self.offload {
                 // They are copied for every pass instead.
                 Offload::Parameters => none,
-                Offload::Optimizer(_) => rates.copy(updated * returned),
+                Offload::Optimizer(_) => rates.copy(updated * self.returned().size()),
             },
         })
     }
@@ -421,11 +467,59 @@ impl Rates {
 
     /// Adds gradients to those that the host holds: reads both terms, and writes the sum.
     fn sum(self, elements: u64) -> Seconds {
-        Seconds((elements * 3 * host_number()) as f64 / self.memory)
+        self.pass(Bytes(elements * 3 * host_number()))
+    }
+
+    /// Reads and writes so many bytes of host memory.
+    fn pass(self, bytes: Bytes) -> Seconds {
+        Seconds(bytes.as_f64() / self.memory)
     }
 
     /// Updates weights: reads gradient, parameter and moments, and writes all but the gradient.
     fn update(self, elements: u64) -> Seconds {
         Seconds((elements * 7 * host_number()) as f64 / self.optimizer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use catalog::WorkloadSizes;
+
+    use super::*;
+    use crate::testing;
+
+    /// Bytes that the host reads and writes for a weight in the step, beside the 28 of its optimizer.
+    #[test]
+    fn a_host_clips_gradients_and_casts_parameters() {
+        let on_zero2 = "dp8 zero2 offload=optimizer";
+        let on_zero3 = "dp8 zero3 offload=parameters";
+        for (runtime, text, precision, bytes) in [
+            // DeepSpeed multiplies a gradient, which is read and written, and casts a parameter from 4 bytes to 2.
+            ("deepspeed", on_zero2, Precision::Bf16, 2 * 4 + 4 + 2),
+            ("deepspeed", on_zero2, Precision::Fp16, 2 * 4 + 4 + 2),
+            ("deepspeed", on_zero3, Precision::Bf16, 2 * 4 + 4 + 2),
+            // The norm is found on the host too, which has no other copy of parameters.
+            ("fsdp2", on_zero3, Precision::Bf16, 3 * 4),
+            ("fsdp2", on_zero3, Precision::Fp16, 5 * 4),
+            // Gradients are clipped before they leave, and parameters return in 32 bits.
+            (
+                "megatron-core",
+                "dp8 zero1 offload=optimizer",
+                Precision::Bf16,
+                0,
+            ),
+        ] {
+            let sizes = WorkloadSizes {
+                gpus: 8,
+                seq_len: 1024,
+                global_batch: 8,
+                precision,
+            };
+            let scenario = testing::scenario(["gpt2", "dgx-a100", runtime], sizes);
+            let strategy = testing::strategy(&scenario, text);
+            let offloaded = Offloaded::of(&scenario, &strategy).expect("states on the host");
+            let found = offloaded.beside_optimizer(&scenario);
+            assert_eq!(found, bytes, "{runtime}, {text}, {precision:?}");
+        }
     }
 }

@@ -78,6 +78,7 @@ impl PriceBook for TablePrices {
         };
         let owned = sharding.shard(elements) * states::gradient_type(types, precision).size();
         let clipped = Bytes(of.gradients.0.min(owned)) * clipping::passes(scenario);
+        let clipped = offloaded.map_or(clipped, |host| host.clipped_by_device(clipped));
         let elementary = scenario.runtime.overheads.optimizer_bytes.value;
         let update = match elementary > 0.0 {
             true => {
