@@ -56,7 +56,7 @@ fn a_split_sequence_is_refused_by_name() {
     for (strategy, rule) in [
         (
             "tp1 cp2 dp4 zero1 mbs1",
-            "along which recurrent layers carry a state",
+            "which carry a state along the sequence, is not modelled",
         ),
         ("tp16 dp1 zero1 mbs1", "not divisible"),
     ] {

@@ -290,7 +290,7 @@ fn context(d: &Decisions, model: &ModelConfig, workload: &Workload) -> Result<()
     }
     conflict([(
         model.hybrid.is_some(),
-        "context parallelism splits the sequence, along which recurrent layers carry a state: cp must be 1",
+        "context parallelism of recurrent layers, which carry a state along the sequence, is not modelled: cp must be 1",
     )])?;
     // To balance causal attention every rank holds one early and one late chunk of the sequence. Megatron-LM cuts them like that for an
     // all-to-all too (`arguments.py`); DeepSpeed, which would take any multiple of `cp`, is held to the same.
