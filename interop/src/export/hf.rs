@@ -323,9 +323,9 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     refuse(job, &script_rewrites::AXOLOTL, limits);
     limits.refuse(d.etp > 1, "etp=1", "experts are not split");
     limits.refuse_as(
-        d.ep > 1 && d.ep * d.dp_shard != job.workload.gpus,
-        format!("ep={} with dp_shard={}", d.ep, d.dp_shard),
-        "expert_parallel_size times dp_shard_size must be the number of GPUs",
+        d.ep > 1 && d.ep != job.workload.gpus,
+        format!("ep={}", d.ep),
+        "expert parallelism is an axis of its own there, beside dp_shard_size; it divides experts as the plan does only over all GPUs",
         Some(("ep", "1".to_owned())),
     );
     let mut root = Node::table();
@@ -436,7 +436,9 @@ fn axolotl_inputs(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
 }
 
 fn axolotl_fsdp(d: &Decisions, root: &mut Node) {
-    root.set("dp_shard_size", d.dp_shard);
+    // Expert parallelism over all GPUs leaves no axis of shards; weights outside experts are sharded over all GPUs even so
+    // (axolotl@067b021, integrations/expert_parallel/plugin.py, `_resolve_ep_group`; monkeypatch/accelerate/fsdp2.py).
+    root.set("dp_shard_size", if d.ep > 1 { 1 } else { d.dp_shard });
     root.set("dp_replicate_size", d.dp_replicate);
     root.set("tensor_parallel_size", d.tp);
     root.set("context_parallel_size", d.cp);

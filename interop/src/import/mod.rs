@@ -10,6 +10,7 @@ mod error;
 mod formats;
 mod fsdp;
 mod graphs;
+mod hf_axes;
 mod imported;
 mod kernels;
 mod launch;

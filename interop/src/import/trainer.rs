@@ -8,10 +8,11 @@ use super::deepspeed;
 use super::document::Document;
 use super::error::ImportError;
 use super::fsdp::{self, Sharding};
+use super::hf_axes::{self, Axes};
 use super::imported::{Given, Imported};
 use super::kernels;
 use super::optimizer;
-use super::sizes::{data_parallel, devices, said_devices, workload};
+use super::sizes::{devices, workload};
 use super::unplanned;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
@@ -327,7 +328,7 @@ fn with_deepspeed(
     ];
     let mut root = engine.clone();
     let cp = match doc.dialect {
-        Dialect::Axolotl => axis(doc, "context_parallel")?,
+        Dialect::Axolotl => hf_axes::axis(doc, "context_parallel")?,
         _ => 1,
     };
     if cp > 1 {
@@ -359,37 +360,19 @@ fn with_deepspeed(
     Ok(imported)
 }
 
-/// The size of a parallel axis, which `key` names as axolotl does.
-fn axis(doc: &Document, key: &str) -> Result<u64, ImportError> {
-    if doc.dialect == Dialect::Axolotl {
-        // axolotl's earlier name of the key.
-        let old = "sequence_parallel_degree";
-        // Sizes that are not above 1 leave the axis out (`_get_parallel_config_kwargs` in utils/distributed.py).
-        return match doc.degree_or_unset(&format!("{key}_size"))? {
-            1 if key == "context_parallel" => doc.degree_or_unset(old),
-            size => Ok(size),
-        };
-    }
-    let key = match key {
-        "tensor_parallel" => "tp",
-        "context_parallel" => "cp",
-        other => other,
-    };
-    doc.degree(&format!("parallelism_config.parallelism_config_{key}_size"))
-}
-
 fn with_fsdp(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
-    let axis = |key: &str| axis(doc, key);
-    let tp = axis("tensor_parallel")?;
-    let cp = axis("context_parallel")?;
-    let ep = axis("expert_parallel")?;
-    let replicas = axis("dp_replicate")?;
-    let gpus = said_devices(doc, given.gpus)?;
-    let dp = data_parallel(doc, gpus, tp.saturating_mul(cp))?;
+    let axes = Axes::of(doc, given)?;
+    let Axes {
+        gpus,
+        tp,
+        cp,
+        ep,
+        dp,
+    } = axes;
     let sharding = Sharding::of(doc)?;
     let mut notes = Vec::new();
     let offload = fsdp::offload(doc, sharding, &mut notes)?;
-    let (dp_shard, dp_replicate) = sharding.ranks(doc, given, dp, replicas)?;
+    let (dp_shard, dp_replicate) = hf_axes::ranks(doc, given, &axes, sharding, &mut notes)?;
     let micro = micro_batch(doc)?;
     let accumulate = doc.degree("gradient_accumulation_steps")?;
     let precision = precision(doc)?;
