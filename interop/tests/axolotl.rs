@@ -18,7 +18,6 @@ fn of(model: &str, lines: &str, gpus: Option<u64>) -> Result<(Document, Imported
     Ok((document, imported))
 }
 
-#[expect(dead_code)]
 fn read(lines: &str) -> (Document, Imported) {
     of("llama3-8b", lines, Some(8)).expect(lines)
 }
@@ -120,4 +119,23 @@ fn expert_parallelism_takes_what_the_other_axes_leave() {
         "{:?}",
         read.notes
     );
+}
+
+/// Naming the plugin of Cut Cross Entropy switches it on.
+#[test]
+fn cut_cross_entropy_is_on_if_its_plugin_is_named() {
+    let plugin = "plugins:\n  - axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n";
+    for (lines, noted) in [
+        ("", false),
+        ("cut_cross_entropy: true", true),
+        (plugin, true),
+        (&format!("{plugin}cut_cross_entropy: true"), true),
+        (&format!("{plugin}cut_cross_entropy: false"), false),
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]", false),
+    ] {
+        let (_, read) = read(lines);
+        let said = "cut_cross_entropy: not planned for; the prediction shows more memory";
+        let found = read.notes.iter().any(|note| note.contains(said));
+        assert_eq!(found, noted, "{lines}: {:?}", read.notes);
+    }
 }

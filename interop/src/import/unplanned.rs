@@ -3,6 +3,7 @@
 
 use super::document::Document;
 use crate::config::Value;
+use crate::export::Dialect;
 
 /// How to plan attention within documents, of which files do not say how long they are.
 pub(super) const LENGTHS: &str =
@@ -110,6 +111,16 @@ pub(super) fn notes(doc: &Document) -> impl Iterator<Item = String> {
     of(doc, &UNPLANNED)
 }
 
+/// A plugin of axolotl, and the key that naming it switches on: its field is true unless the file says otherwise
+/// (axolotl@067b021, integrations/cut_cross_entropy/args.py).
+const PLUGIN: (&str, &str) = ("CutCrossEntropyPlugin", "cut_cross_entropy");
+
+/// Whether the file names a plugin of axolotl.
+pub(super) fn has_plugin(doc: &Document, name: &str) -> bool {
+    let named = doc.words("plugins");
+    doc.dialect == Dialect::Axolotl && named.iter().any(|plugin| plugin.contains(name))
+}
+
 /// Notes on those of the settings that a file uses; a setting is a key, with its value if it is not a switch.
 pub(super) fn of<'a>(
     doc: &'a Document,
@@ -122,6 +133,7 @@ pub(super) fn of<'a>(
             Some(Value::Bool(on)) => *on && value.is_empty(),
             Some(Value::Int(number)) => *number > 1 && value.is_empty(),
             Some(Value::Table(_)) => value.is_empty(),
+            None => key == PLUGIN.1 && has_plugin(doc, PLUGIN.0),
             _ => false,
         };
         on.then_some(key)
