@@ -139,3 +139,35 @@ fn cut_cross_entropy_is_on_if_its_plugin_is_named() {
         assert_eq!(found, noted, "{lines}: {:?}", read.notes);
     }
 }
+
+/// Checkpoints are re-entrant unless the file says otherwise, and then run whole layers again.
+#[test]
+fn checkpoints_are_reentrant_by_default() {
+    let runtime = catalog::load::runtime("hf-trainer").expect("preset");
+    let on = "gradient_checkpointing: true";
+    for (lines, noted) in [
+        ("", false),
+        (on, true),
+        (
+            &format!("{on}\ngradient_checkpointing_kwargs: {{use_reentrant: true}}"),
+            true,
+        ),
+        (
+            &format!("{on}\ngradient_checkpointing_kwargs: {{use_reentrant: false}}"),
+            false,
+        ),
+        (&format!("{on}\nactivation_offloading: true"), false),
+        (
+            &format!("{on}\nactivation_offloading: hidden_states"),
+            false,
+        ),
+        (&format!("{on}\nselective_checkpointing: true"), false),
+        ("fsdp_config: {activation_checkpointing: true}", false),
+    ] {
+        let (_, read) = read(lines);
+        let notes = read.notes_under(&runtime);
+        let said = "checkpoints run whole layers again unless gradient_checkpointing_kwargs.use_reentrant is false";
+        let found = notes.iter().any(|note| note.contains(said));
+        assert_eq!(found, noted, "{lines}: {notes:?}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
 use catalog::model::Family;
+use catalog::runtime::Rewrite;
 use catalog::{
     CpKind, DType, Dispatcher, GradientTypes, OffloadKind, Overlap, Packing, Precision, Zero,
 };
@@ -342,7 +343,13 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     root.set("micro_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
     axolotl_precision(job, &mut root, limits);
-    root.set("gradient_checkpointing", d.recompute == Recompute::Full);
+    let full = d.recompute == Recompute::Full;
+    root.set("gradient_checkpointing", full);
+    if full {
+        // Checkpoints stop early unless they are re-entrant, as they are by default (utils/config/__init__.py, `normalize_config`).
+        let whole = !job.assumes(Rewrite::EarlyStopRecompute);
+        root.set("gradient_checkpointing_kwargs.use_reentrant", whole);
+    }
     if let Some(name) = eight_bit(d) {
         root.set("optimizer", name);
     }

@@ -195,8 +195,9 @@ pub(crate) const ACCELERATE: System = System {
 };
 
 /// The same under axolotl, whose own `fsdp2_prepare_model` leaves embedding and head to the root module
-/// (monkeypatch/accelerate/fsdp2.py).
+/// (monkeypatch/accelerate/fsdp2.py), and whose file says which of PyTorch's checkpoints runs.
 pub(crate) const AXOLOTL: System = System {
+    checkpoints: Stance::Written,
     embedding: Never("the embedding is gathered and freed with the head"),
     ..ACCELERATE
 };

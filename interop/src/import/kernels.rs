@@ -1,5 +1,5 @@
-//! Kernels that a Megatron-LM script fuses or splits, and checkpoints of LLaMA-Factory that stop early or not, with notes for runtimes
-//! that do the opposite.
+//! Kernels that a Megatron-LM script fuses or splits, and checkpoints of LLaMA-Factory and axolotl that stop early or not, with
+//! notes for runtimes that do the opposite.
 
 use catalog::Zero;
 use catalog::model::{Activation, ModelConfig, Position};
@@ -8,6 +8,7 @@ use catalog::runtime::{AttentionKernel, Rewrite, Runtime};
 use super::document::Document;
 use super::error::ImportError;
 use crate::config::Value;
+use crate::export::Dialect;
 use plans::decisions::Decisions;
 
 /// Whether an option has an effect on a plan of a model.
@@ -146,16 +147,19 @@ pub(super) fn said(doc: &Document, model: &ModelConfig, d: &Decisions) -> Vec<Sa
     switched.chain(attention).chain(unsorted).collect()
 }
 
-/// What LLaMA-Factory's checkpoints do: they run whole layers again unless the file switches
-/// re-entrance off (hparams/model_args.py, `use_reentrant_gc`).
+/// What checkpoints of LLaMA-Factory and axolotl do: they run whole layers again unless the file switches re-entrance off
+/// (LLaMA-Factory, hparams/model_args.py, `use_reentrant_gc`; axolotl@067b021, utils/config/__init__.py, `normalize_config`).
 pub(super) fn checkpoints(doc: &Document) -> Result<SaidKernel, ImportError> {
-    let key = "use_reentrant_gc";
+    let key = match doc.dialect {
+        Dialect::Axolotl => "gradient_checkpointing_kwargs.use_reentrant",
+        _ => "use_reentrant_gc",
+    };
     let stop_early = doc.flag(key)? == Some(false);
     let planned = match stop_early {
         true => "checkpoints that stop early are planned as ones that run whole layers again",
-        false => {
-            "checkpoints run whole layers again unless use_reentrant_gc is false; the plan has ones that stop early"
-        }
+        false => &format!(
+            "checkpoints run whole layers again unless {key} is false; the plan has ones that stop early"
+        ),
     };
     Ok(SaidKernel {
         kernel: Kernel::Of(Rewrite::EarlyStopRecompute),

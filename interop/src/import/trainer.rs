@@ -66,10 +66,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         }
     }
     imported.decisions.recompute = recompute(doc, given.model.layers)?;
-    // Under FSDP2 it switches re-entrance off by itself (model/model_utils/checkpointing.py).
-    let under_fsdp = imported.dialect != Dialect::DeepSpeed && imported.decisions.zero == Zero::Z3;
-    let recomputes = imported.decisions.recompute == Recompute::Full;
-    if doc.dialect == Dialect::LlamaFactory && recomputes && !under_fsdp {
+    if chooses_checkpoints(doc, &imported)? {
         imported.kernels.push(kernels::checkpoints(doc)?);
     }
     if let Some(key) = offloads_activations(doc) {
@@ -256,6 +253,36 @@ fn recompute(doc: &Document, layers: u64) -> Result<Recompute, ImportError> {
         });
     }
     Ok(Recompute::None)
+}
+
+/// Whether the system recomputes by checkpoints of PyTorch that a key of the file makes re-entrant or not.
+fn chooses_checkpoints(doc: &Document, imported: &Imported) -> Result<bool, ImportError> {
+    if imported.decisions.recompute == Recompute::None {
+        return Ok(false);
+    }
+    Ok(match doc.dialect {
+        // Under FSDP2 it switches re-entrance off by itself (model/model_utils/checkpointing.py).
+        Dialect::LlamaFactory => {
+            imported.dialect == Dialect::DeepSpeed || imported.decisions.zero != Zero::Z3
+        }
+        // accelerate's own checkpoints, and those that keep inputs on the host or some operators' outputs, are not re-entrant
+        // (axolotl@067b021, core/trainers/mixins/activation_checkpointing.py, utils/schemas/validation.py).
+        Dialect::Axolotl => {
+            let hidden = doc.find("activation_offloading").and_then(Node::text);
+            let others = [
+                "fsdp_config.activation_checkpointing",
+                "fsdp_config.fsdp_activation_checkpointing",
+            ];
+            let by_fsdp = others.iter().any(|key| matches!(doc.on(key), Ok(true)));
+            let chosen = matches!(
+                doc.find("selective_checkpointing").map(|node| &node.value),
+                Some(Value::Bool(true) | Value::Table(_))
+            );
+            let own = by_fsdp || chosen || hidden == Some("hidden_states");
+            !own && offloads_activations(doc).is_none()
+        }
+        _ => false,
+    })
 }
 
 /// The precision of the Trainer's own switches or, where none is on, of accelerate's.
