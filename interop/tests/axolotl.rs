@@ -171,3 +171,45 @@ fn checkpoints_are_reentrant_by_default() {
         assert_eq!(found, noted, "{lines}: {notes:?}");
     }
 }
+
+/// The Trainer runs the library's own layers. accelerate copies 16-bit weights to 32 bits under FSDP1; axolotl's own FSDP2 does
+/// not.
+#[test]
+fn the_trainers_layers_are_predicted_and_16_bit_weights_told() {
+    let second = "fsdp_config: {fsdp_version: 2}";
+    for (lines, runtime, noted) in [
+        ("", "hf-trainer", true),
+        (second, "hf-trainer", true),
+        (
+            "fsdp_version: 2\nfsdp_config: {offload_params: false}",
+            "hf-trainer",
+            true,
+        ),
+        ("fsdp_config: {fsdp_version: 1}", "hf-trainer", false),
+        ("fsdp_config: {offload_params: false}", "hf-trainer", false),
+        (
+            "deepspeed: {zero_optimization: {stage: 2}}",
+            "hf-deepspeed",
+            false,
+        ),
+        (
+            &format!("{second}\ncontext_parallel_size: 2"),
+            "fsdp2",
+            true,
+        ),
+    ] {
+        let (document, read) = read(lines);
+        assert_eq!(read.runtime(&document), runtime, "{lines}");
+        let said = "bf16 true: no plan can express weights and states in 16 bits alone";
+        let found = read.notes.iter().any(|note| note.contains(said));
+        assert_eq!(found, noted, "{lines}: {:?}", read.notes);
+    }
+    let (_, read) = read(second);
+    for (runtime, told) in [("hf-trainer", true), ("fsdp2", false)] {
+        let notes = read.notes_under(&catalog::load::runtime(runtime).expect("preset"));
+        let found = notes
+            .iter()
+            .any(|note| note.contains("keeps the embedding gathered"));
+        assert_eq!(found, told, "{runtime}: {notes:?}");
+    }
+}

@@ -64,14 +64,7 @@ impl Sharding {
             );
             return Err(doc.unsupported("fsdp_config", &why));
         }
-        let on = matches!(
-            doc.find("fsdp").map(|node| &node.value),
-            Some(Value::Bool(true))
-        ) || !words.is_empty()
-            || doc.dialect == Dialect::Axolotl
-                && section.is_some_and(|node| !node.entries().is_empty())
-            || doc.text("distributed_type")? == Some("FSDP");
-        if !on {
+        if !is_on(doc)? {
             return Ok(REPLICAS);
         }
         let mut sharding = FULL;
@@ -131,6 +124,27 @@ impl Sharding {
         }
         Ok((each, dp / each))
     }
+}
+
+/// Whether the file trains under FSDP.
+fn is_on(doc: &Document) -> Result<bool, ImportError> {
+    let section = doc.find("fsdp_config");
+    let switched = matches!(
+        doc.find("fsdp").map(|node| &node.value),
+        Some(Value::Bool(true))
+    );
+    let by_section =
+        doc.dialect == Dialect::Axolotl && section.is_some_and(|node| !node.entries().is_empty());
+    let launched = doc.text("distributed_type")? == Some("FSDP");
+    Ok(switched || !words(doc).is_empty() || by_section || launched)
+}
+
+/// Whether FSDP holds weights in 32 bits that were loaded in 16: accelerate copies those that are trained under mixed precision
+/// (accelerate@16cb6eb, accelerator.py, `prepare_model`; utils/fsdp_utils.py, `fsdp2_prepare_model`). axolotl puts a function of
+/// its own in place of that for FSDP2, which does not (axolotl@067b021, monkeypatch/accelerate/fsdp2.py).
+pub(super) fn upcasts(doc: &Document) -> Result<bool, ImportError> {
+    let by_axolotl = doc.dialect == Dialect::Axolotl && version(doc)? == Some(2);
+    Ok(is_on(doc)? && !by_axolotl)
 }
 
 /// The words of the Trainer's `fsdp`.

@@ -105,6 +105,8 @@ impl Imported {
             // LLaMA-Factory under torchrun: DDP, or FSDP by accelerate's settings, of weights in 32 bits (`init_adapter` in its
             // model/adapter.py).
             "hf-deepspeed" => "hf-trainer",
+            // The Trainer runs the library's own layers; its preset has no axes beside data parallelism.
+            "fsdp2" if self.dialect == Dialect::Axolotl && self.is_data_parallel() => "hf-trainer",
             "megatron-core" if gathers => "megatron-fsdp",
             "megatron-core" if self.holds_eight_bits(document) => "nemo",
             "torchtitan" if compiled && loss => "torchtitan-compile-2025",
@@ -112,6 +114,12 @@ impl Imported {
             "torchtitan-2026" if compiled => "torchtitan-compile-2026",
             _ => usual,
         }
+    }
+
+    /// Whether data parallelism alone divides the work.
+    fn is_data_parallel(&self) -> bool {
+        let d = &self.decisions;
+        [d.tp, d.pp, d.cp, d.ep].iter().all(|ranks| *ranks == 1)
     }
 
     /// Whether Megatron-LM or Megatron Bridge holds weights in 8 bits alone, as NeMo's recipes do.

@@ -168,6 +168,19 @@ pub(super) fn checkpoints(doc: &Document) -> Result<SaidKernel, ImportError> {
     })
 }
 
+/// What axolotl's FSDP does with the embedding: its root module gathers and frees it with the head (axolotl@067b021,
+/// monkeypatch/accelerate/fsdp2.py); `None` where nothing frees an embedding by itself.
+pub(super) fn embedding(doc: &Document, model: &ModelConfig, d: &Decisions) -> Option<SaidKernel> {
+    let frees = d.zero == Zero::Z3 && d.reshard_after_forward && !model.tied_embeddings;
+    let planned = "axolotl keeps the embedding gathered until backward ends; the plan frees it after its forward pass, \
+                   which takes less memory";
+    (frees && doc.dialect == Dialect::Axolotl).then(|| SaidKernel {
+        kernel: Kernel::Of(Rewrite::FreeEmbedding),
+        fused: false,
+        note: doc.note("fsdp_config", planned),
+    })
+}
+
 /// A note on a switch that the plan assumes and the script does not set.
 pub(super) fn assumed(doc: &Document, key: &str, without: &str) -> String {
     let path = &doc.path;

@@ -11,6 +11,7 @@ mod formats;
 mod fsdp;
 mod graphs;
 mod hf_axes;
+mod hf_precision;
 mod imported;
 mod kernels;
 mod launch;

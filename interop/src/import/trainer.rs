@@ -9,6 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::fsdp::{self, Sharding};
 use super::hf_axes::{self, Axes};
+use super::hf_precision::{loads_in_16_bits, precision};
 use super::imported::{Given, Imported};
 use super::kernels;
 use super::optimizer;
@@ -69,6 +70,8 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     if chooses_checkpoints(doc, &imported)? {
         imported.kernels.push(kernels::checkpoints(doc)?);
     }
+    let embedding = kernels::embedding(doc, given.model, &imported.decisions);
+    imported.kernels.extend(embedding);
     if let Some(key) = offloads_activations(doc) {
         if adapters.is_some() {
             imported.decisions.recompute = Recompute::None;
@@ -81,27 +84,11 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     imported.notes.extend(unplanned::notes(doc));
     imported.decisions.optimizer_states = optimizer::states(doc, &mut imported)?;
     if adapters.is_none() {
-        imported.notes.extend(loads_in_16_bits(doc, &imported));
+        imported.notes.extend(loads_in_16_bits(doc, &imported)?);
     }
     imported.dialect = doc.dialect;
     imported.adapters = adapters;
     Ok(imported)
-}
-
-/// A note on axolotl, which loads a model in the type in which it computes and trains those weights (utils/config,
-/// `resolve_dtype`). DeepSpeed's engine keeps copies in 32 bits beside them.
-fn loads_in_16_bits(doc: &Document, imported: &Imported) -> Option<String> {
-    let sixteen = matches!(
-        imported.workload.precision,
-        Precision::Bf16 | Precision::Fp8
-    );
-    let value = match doc.find("bf16").map(|node| &node.value) {
-        Some(Value::Bool(on)) => on.to_string(),
-        Some(Value::Str(text)) if text == "full" => return None,
-        _ => "auto".to_owned(),
-    };
-    let trains = doc.dialect == Dialect::Axolotl && imported.dialect != Dialect::DeepSpeed;
-    (trains && sixteen).then(|| unplanned::in_16_bits(doc, "bf16", &value))
 }
 
 /// The DeepSpeed configuration that the file holds or names, if it has one.
@@ -283,55 +270,6 @@ fn chooses_checkpoints(doc: &Document, imported: &Imported) -> Result<bool, Impo
         }
         _ => false,
     })
-}
-
-/// The precision of the Trainer's own switches or, where none is on, of accelerate's.
-fn precision(doc: &Document) -> Result<Precision, ImportError> {
-    let on = |key: &str| match doc.text(key) {
-        Ok(Some("auto" | "full")) => Ok(true),
-        _ => doc.on(key),
-    };
-    if doc.dialect == Dialect::Axolotl && !on("fp8")? {
-        return of_axolotl(doc);
-    }
-    if doc.dialect != Dialect::Accelerate {
-        if on("fp8")? {
-            return Ok(Precision::Fp8);
-        }
-        if on("bf16")? || on("pure_bf16")? {
-            return Ok(Precision::Bf16);
-        }
-        if on("fp16")? {
-            return Ok(Precision::Fp16);
-        }
-    }
-    let key = "mixed_precision";
-    match doc.text(key)? {
-        None | Some("no") => Ok(Precision::Fp32),
-        Some("bf16") => Ok(Precision::Bf16),
-        Some("fp16") => Ok(Precision::Fp16),
-        Some("fp8") => Ok(Precision::Fp8),
-        Some(_) => Err(doc.wrong(key, "no, fp16, bf16 or fp8")),
-    }
-}
-
-/// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then
-/// gives way to `fp16` (utils/config, `resolve_dtype`).
-fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
-    let auto = doc.find("bf16").is_none() || matches!(doc.text("bf16"), Ok(Some("auto")));
-    let fp16 = doc.on("fp16")?;
-    let bf16 = match doc.text("bf16") {
-        Ok(Some("full")) => true,
-        _ if auto => !fp16,
-        _ => doc.on("bf16")?,
-    };
-    Ok(
-        match (bf16 || doc.on("bfloat16")?, fp16 || doc.on("float16")?) {
-            (true, _) => Precision::Bf16,
-            (false, true) => Precision::Fp16,
-            (false, false) => Precision::Fp32,
-        },
-    )
 }
 
 /// Imports the file's DeepSpeed configuration; where it says `auto`, the Trainer's own values hold.

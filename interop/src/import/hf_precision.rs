@@ -1,0 +1,89 @@
+//! The precision of files for Hugging Face's Trainer, LLaMA-Factory, axolotl and accelerate, and the type of their weights.
+
+use catalog::Precision;
+
+use super::document::Document;
+use super::error::ImportError;
+use super::fsdp;
+use super::imported::Imported;
+use super::unplanned;
+use crate::config::Value;
+use crate::export::Dialect;
+
+/// The precision of the Trainer's own switches or, where none is on, of accelerate's.
+pub(super) fn precision(doc: &Document) -> Result<Precision, ImportError> {
+    let on = |key: &str| match doc.text(key) {
+        Ok(Some("auto" | "full")) => Ok(true),
+        _ => doc.on(key),
+    };
+    if doc.dialect == Dialect::Axolotl && !on("fp8")? {
+        return of_axolotl(doc);
+    }
+    if doc.dialect != Dialect::Accelerate {
+        if on("fp8")? {
+            return Ok(Precision::Fp8);
+        }
+        if on("bf16")? || on("pure_bf16")? {
+            return Ok(Precision::Bf16);
+        }
+        if on("fp16")? {
+            return Ok(Precision::Fp16);
+        }
+    }
+    let key = "mixed_precision";
+    match doc.text(key)? {
+        None | Some("no") => Ok(Precision::Fp32),
+        Some("bf16") => Ok(Precision::Bf16),
+        Some("fp16") => Ok(Precision::Fp16),
+        Some("fp8") => Ok(Precision::Fp8),
+        Some(_) => Err(doc.wrong(key, "no, fp16, bf16 or fp8")),
+    }
+}
+
+/// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then
+/// gives way to `fp16` (utils/config, `resolve_dtype`).
+fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
+    let auto = doc.find("bf16").is_none() || matches!(doc.text("bf16"), Ok(Some("auto")));
+    let fp16 = doc.on("fp16")?;
+    let bf16 = match doc.text("bf16") {
+        Ok(Some("full")) => true,
+        _ if auto => !fp16,
+        _ => doc.on("bf16")?,
+    };
+    Ok(
+        match (bf16 || doc.on("bfloat16")?, fp16 || doc.on("float16")?) {
+            (true, _) => Precision::Bf16,
+            (false, true) => Precision::Fp16,
+            (false, false) => Precision::Fp32,
+        },
+    )
+}
+
+/// A note on weights that are loaded in 16 bits and trained so, without copies in 32. DeepSpeed's engine makes such copies, as does
+/// accelerate under FSDP.
+pub(super) fn loads_in_16_bits(
+    doc: &Document,
+    imported: &Imported,
+) -> Result<Option<String>, ImportError> {
+    let sixteen = matches!(
+        imported.workload.precision,
+        Precision::Bf16 | Precision::Fp8
+    );
+    if !sixteen || imported.dialect == Dialect::DeepSpeed || fsdp::upcasts(doc)? {
+        return Ok(None);
+    }
+    Ok(match doc.dialect {
+        Dialect::Axolotl => of_its_switch(doc),
+        _ => None,
+    })
+}
+
+/// axolotl loads a model in the type in which it computes (utils/config, `resolve_dtype`).
+fn of_its_switch(doc: &Document) -> Option<String> {
+    let value = match doc.find("bf16").map(|node| &node.value) {
+        Some(Value::Bool(on)) => on.to_string(),
+        Some(Value::Str(text)) if text == "full" => return None,
+        _ => "auto".to_owned(),
+    };
+    Some(unplanned::in_16_bits(doc, "bf16", &value))
+}
