@@ -32,12 +32,43 @@ pub(super) fn precision(doc: &Document) -> Result<Precision, ImportError> {
     }
     let key = "mixed_precision";
     match doc.text(key)? {
+        None if keeps_checkpoints_type(doc)? => Ok(Precision::Bf16),
         None | Some("no") => Ok(Precision::Fp32),
         Some("bf16") => Ok(Precision::Bf16),
         Some("fp16") => Ok(Precision::Fp16),
         Some("fp8") => Ok(Precision::Fp8),
         Some(_) => Err(doc.wrong(key, "no, fp16, bf16 or fp8")),
     }
+}
+
+/// Whether LLaMA-Factory computes in the type of the checkpoint: the file has no switch of a type, and most of the weights are not copied
+/// to 32 bits. It loads them as they are (LLaMA-Factory@ff6d4d1, model/loader.py, `load_model`) and copies those that are trained, but not
+/// for BAdam (model/adapter.py, `init_adapter`). DeepSpeed's engine takes no 16-bit weights without a switch.
+fn keeps_checkpoints_type(doc: &Document) -> Result<bool, ImportError> {
+    let engine =
+        doc.said("deepspeed").is_some() || doc.text("distributed_type")? == Some("DEEPSPEED");
+    // `lora` is the default of its `FinetuningArguments`.
+    let adapters = matches!(doc.text("finetuning_type")?, None | Some("lora"));
+    let frozen = adapters || doc.on("use_badam")?;
+    let switches = ["bf16", "pure_bf16", "fp16", "fp8"];
+    let switched = switches.iter().any(|key| matches!(doc.on(key), Ok(true)));
+    let alone = !engine && !switched && doc.text("mixed_precision")?.is_none();
+    Ok(doc.dialect == Dialect::LlamaFactory && alone && frozen)
+}
+
+/// Notes on the type of weights and of products, where it is not what the file's precision says alone.
+pub(super) fn notes(doc: &Document, imported: &Imported) -> Result<Vec<String>, ImportError> {
+    let mut notes = Vec::new();
+    if keeps_checkpoints_type(doc)? {
+        notes.push(format!(
+            "{}: without bf16 or fp16 LLaMA-Factory computes in the type of the checkpoint, which is taken as bf16",
+            doc.path
+        ));
+    }
+    if imported.adapters.is_none() {
+        notes.extend(loads_in_16_bits(doc, imported)?);
+    }
+    Ok(notes)
 }
 
 /// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then
@@ -61,10 +92,7 @@ fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
 
 /// A note on weights that are loaded in 16 bits and trained so, without copies in 32. DeepSpeed's engine makes such copies, as does
 /// accelerate under FSDP.
-pub(super) fn loads_in_16_bits(
-    doc: &Document,
-    imported: &Imported,
-) -> Result<Option<String>, ImportError> {
+fn loads_in_16_bits(doc: &Document, imported: &Imported) -> Result<Option<String>, ImportError> {
     let sixteen = matches!(
         imported.workload.precision,
         Precision::Bf16 | Precision::Fp8

@@ -31,7 +31,12 @@ pub(super) fn states(
             imported.notes.push(as_adamw(doc, key));
         }
     }
-    for (key, value) in [("pure_bf16", "true"), ("bf16", "full")] {
+    // BAdam leaves weights in the type that they were loaded in (LLaMA-Factory@ff6d4d1, model/adapter.py, `init_adapter`).
+    for (key, value) in [
+        ("pure_bf16", "true"),
+        ("bf16", "full"),
+        ("use_badam", "true"),
+    ] {
         let on = doc
             .find(key)
             .is_some_and(|node| node.value.shown().trim_matches('`') == value);

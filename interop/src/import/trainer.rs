@@ -9,7 +9,7 @@ use super::document::Document;
 use super::error::ImportError;
 use super::fsdp::{self, Sharding};
 use super::hf_axes::{self, Axes};
-use super::hf_precision::{loads_in_16_bits, precision};
+use super::hf_precision::{self, precision};
 use super::imported::{Given, Imported};
 use super::kernels;
 use super::optimizer;
@@ -83,11 +83,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     }
     imported.notes.extend(unplanned::notes(doc));
     imported.decisions.optimizer_states = optimizer::states(doc, &mut imported)?;
-    if adapters.is_none() {
-        imported.notes.extend(loads_in_16_bits(doc, &imported)?);
-    }
-    imported.dialect = doc.dialect;
     imported.adapters = adapters;
+    imported.notes.extend(hf_precision::notes(doc, &imported)?);
+    imported.dialect = doc.dialect;
     Ok(imported)
 }
 

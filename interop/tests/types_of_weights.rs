@@ -1,0 +1,55 @@
+//! Types of weights and products in files for Hugging Face's Trainer and LLaMA-Factory.
+
+use catalog::Precision;
+use interop::import::{Document, Given, Imported, import};
+
+/// A YAML file of the Trainer's arguments, with these lines.
+fn read(lines: &str) -> Imported {
+    let text = format!("per_device_train_batch_size: 1\nmax_length: 2048\n{lines}\n");
+    let document = Document::read(&text, "a.yaml", None, &|_| None).expect("well-formed");
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    import(&document, &given).expect(lines)
+}
+
+fn says(imported: &Imported, words: &str) -> bool {
+    imported.notes.iter().any(|note| note.contains(words))
+}
+
+/// LLaMA-Factory without a switch: only weights that are trained are copied to 32 bits, and BAdam's are not.
+#[test]
+fn llama_factory_computes_in_the_checkpoints_type() {
+    let told = "computes in the type of the checkpoint, which is taken as bf16";
+    for (lines, precision) in [
+        ("stage: sft", Precision::Bf16),
+        ("finetuning_type: lora", Precision::Bf16),
+        ("finetuning_type: full", Precision::Fp32),
+        ("finetuning_type: full\nuse_badam: true", Precision::Bf16),
+        ("finetuning_type: lora\nfp16: true", Precision::Fp16),
+        (
+            "finetuning_type: lora\nmixed_precision: 'no'",
+            Precision::Fp32,
+        ),
+        (
+            "finetuning_type: lora\ndeepspeed: {zero_optimization: {stage: 2}}",
+            Precision::Fp32,
+        ),
+    ] {
+        let read = read(&format!("cutoff_len: 2048\n{lines}"));
+        assert_eq!(read.workload.precision, precision, "{lines}");
+        let by_checkpoint = precision == Precision::Bf16;
+        assert_eq!(
+            says(&read, told),
+            by_checkpoint,
+            "{lines}: {:?}",
+            read.notes
+        );
+        let whole = "use_badam true: no plan can express weights and states in 16 bits alone";
+        assert_eq!(says(&read, whole), lines.contains("badam"), "{lines}");
+    }
+}
