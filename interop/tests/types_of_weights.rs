@@ -53,3 +53,34 @@ fn llama_factory_computes_in_the_checkpoints_type() {
         assert_eq!(says(&read, whole), lines.contains("badam"), "{lines}");
     }
 }
+
+/// The Trainer trains weights in the type in which they were loaded, unless FSDP or DeepSpeed copies them to 32 bits.
+#[test]
+fn sixteen_bit_weights_of_the_trainer_are_told() {
+    let plain = "no plan can express weights and states in 16 bits alone";
+    let loaded = "without which Transformers 5 loads weights in the type of the checkpoint";
+    let named = "model_name_or_path: a/b";
+    for (lines, told) in [
+        ("bf16: true\ndtype: bfloat16".to_owned(), Some(plain)),
+        ("bf16: true\ntorch_dtype: auto".to_owned(), Some(plain)),
+        ("bf16: true\ndtype: float32".to_owned(), None),
+        (format!("bf16: true\n{named}"), Some(loaded)),
+        (format!("bf16: true\n{named}\ndtype: float32"), None),
+        ("bf16: true\nconfig_name: a/b".to_owned(), None),
+        (
+            format!("bf16: true\n{named}\nuse_peft: true\nlora_r: 8"),
+            None,
+        ),
+        (format!("bf16: true\n{named}\nfsdp: full_shard"), None),
+        (
+            format!("bf16: true\n{named}\ndeepspeed: {{zero_optimization: {{stage: 2}}}}"),
+            None,
+        ),
+    ] {
+        let read = read(&lines);
+        for words in [plain, loaded] {
+            let found = says(&read, words);
+            assert_eq!(found, told == Some(words), "{lines}: {:?}", read.notes);
+        }
+    }
+}

@@ -102,6 +102,7 @@ fn loads_in_16_bits(doc: &Document, imported: &Imported) -> Result<Option<String
     }
     Ok(match doc.dialect {
         Dialect::Axolotl => of_its_switch(doc),
+        Dialect::Transformers | Dialect::TransformersDeepSpeed => of_script(doc)?,
         _ => None,
     })
 }
@@ -114,4 +115,23 @@ fn of_its_switch(doc: &Document) -> Option<String> {
         _ => "auto".to_owned(),
     };
     Some(unplanned::in_16_bits(doc, "bf16", &value))
+}
+
+/// The Trainer trains weights in the type in which its script loads them. Transformers 5 loads them as they are on the hub, unless told
+/// otherwise (MIGRATION_GUIDE_V5.md, "Default dtype update"); autocast makes no copies in 32 bits.
+fn of_script(doc: &Document) -> Result<Option<String>, ImportError> {
+    for key in ["dtype", "torch_dtype"] {
+        if let Some(name) = doc.text(key)? {
+            let wide = ["float32", "fp32"].contains(&name);
+            return Ok((!wide).then(|| unplanned::in_16_bits(doc, key, name)));
+        }
+    }
+    let loads = doc.said("model_name_or_path").is_some();
+    Ok(loads.then(|| {
+        format!(
+            "{}: the file has no dtype, without which Transformers 5 loads weights in the type of the checkpoint and trains them in it, in \
+             most checkpoints 16 bits; the prediction counts weights and states in 32 bits, as with dtype float32, which take more memory",
+            doc.path
+        )
+    }))
 }
