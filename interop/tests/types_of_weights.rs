@@ -84,3 +84,20 @@ fn sixteen_bit_weights_of_the_trainer_are_told() {
         }
     }
 }
+
+/// Products in 32 bits are predicted on TF32 units, which PyTorch leaves off.
+#[test]
+fn products_without_tf32_are_told() {
+    let told = "products in 32 bits are predicted on TF32 units";
+    for (lines, noted) in [
+        ("", true),
+        ("tf32: false", true),
+        ("tf32: true", false),
+        ("torch_compile: true", false),
+        ("torch_compile: true\ntf32: false", true),
+        ("bf16: true", false),
+    ] {
+        let read = read(lines);
+        assert_eq!(says(&read, told), noted, "{lines}: {:?}", read.notes);
+    }
+}

@@ -1,9 +1,11 @@
 //! Export to accelerate (FSDP2) and axolotl, which both drive Hugging Face's trainer.
 
 use catalog::model::Family;
+
 use catalog::runtime::Rewrite;
 use catalog::{
-    CpKind, DType, Dispatcher, GradientTypes, OffloadKind, Overlap, Packing, Precision, Zero,
+    Architecture, CpKind, DType, Dispatcher, GradientTypes, OffloadKind, Overlap, Packing,
+    Precision, Zero,
 };
 
 use super::adapters;
@@ -31,6 +33,20 @@ pub(super) fn eight_bit(d: &Decisions) -> Option<&'static str> {
     d.optimizer_states.map(|_| name)
 }
 
+/// Whether the job has to switch TF32 units on: 32-bit products are predicted on them where the GPU has them, as NVIDIA's have
+/// since Ampere, and PyTorch leaves them off. On others the Trainer refuses the switch (training_args.py, `__post_init__`).
+pub(super) fn tf32(job: &Job<'_>) -> bool {
+    let has_units = match job.cluster.device.architecture {
+        Architecture::Ampere
+        | Architecture::Ada
+        | Architecture::Hopper
+        | Architecture::Blackwell
+        | Architecture::BlackwellRtx => true,
+        Architecture::Volta | Architecture::Cdna3 | Architecture::Cpu => false,
+    };
+    has_units && job.workload.precision == Precision::Fp32
+}
+
 /// How accelerate starts training: what its file cannot hold is passed to the training script as trainer arguments.
 pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     let d = job.decisions;
@@ -41,6 +57,9 @@ pub(crate) fn accelerate_program(job: &Job<'_>) -> Program {
     );
     if let Some(name) = eight_bit(d) {
         arguments.push_str(&format!(" --optim {name}"));
+    }
+    if tf32(job) {
+        arguments.push_str(" --tf32 true");
     }
     // With FSDP accelerate's file has it.
     if !sharded(d) && d.recompute == Recompute::Full {
@@ -346,7 +365,8 @@ pub(crate) fn axolotl(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     let full = d.recompute == Recompute::Full;
     root.set("gradient_checkpointing", full);
     if full {
-        // Checkpoints stop early unless they are re-entrant, as they are by default (utils/config/__init__.py, `normalize_config`).
+        // Checkpoints stop early unless they are re-entrant, as they are by default (utils/config/__init__.py,
+        // `normalize_config`).
         let whole = !job.assumes(Rewrite::EarlyStopRecompute);
         root.set("gradient_checkpointing_kwargs.use_reentrant", whole);
     }
@@ -388,7 +408,12 @@ fn axolotl_precision(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
          which takes less memory than predicted and rounds updates to bf16",
     );
     match precision {
-        Precision::Fp32 => root.set("bf16", false),
+        Precision::Fp32 => {
+            root.set("bf16", false);
+            if tf32(job) {
+                root.set("tf32", true);
+            }
+        }
         Precision::Fp16 => root.set("fp16", true),
         Precision::Bf16 => root.set("bf16", true),
         Precision::Fp8 => {

@@ -173,6 +173,7 @@ fn trainer_arguments(job: &Job<'_>, root: &mut Node, limits: &mut Limits) {
     root.set("per_device_train_batch_size", d.micro_batch);
     root.set("gradient_accumulation_steps", d.num_micro_batches);
     match job.workload.precision {
+        Precision::Fp32 if hf::tf32(job) => root.set("tf32", true),
         Precision::Fp32 | Precision::Fp8 => {}
         Precision::Fp16 => root.set("fp16", true),
         Precision::Bf16 => root.set("bf16", true),

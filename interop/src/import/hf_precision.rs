@@ -65,10 +65,31 @@ pub(super) fn notes(doc: &Document, imported: &Imported) -> Result<Vec<String>, 
             doc.path
         ));
     }
+    notes.extend(without_tf32(doc, imported));
     if imported.adapters.is_none() {
         notes.extend(loads_in_16_bits(doc, imported)?);
     }
     Ok(notes)
+}
+
+/// A note on 32-bit products that are predicted on TF32 units and run without them: PyTorch leaves these off unless the Trainer is told
+/// to use them, or compiles (transformers, training_args.py, `__post_init__`; axolotl@067b021, core/builders/base.py).
+fn without_tf32(doc: &Document, imported: &Imported) -> Option<String> {
+    let key = "tf32";
+    let value = |key: &str| doc.said(key).map(|node| &node.value);
+    let on = match value(key) {
+        Some(Value::Bool(on)) => *on,
+        // axolotl's `auto` takes them where they are.
+        Some(_) => true,
+        None => value("torch_compile") == Some(&Value::Bool(true)),
+    };
+    (imported.workload.precision == Precision::Fp32 && !on).then(|| {
+        doc.note(
+            key,
+            "products in 32 bits are predicted on TF32 units, which GPUs since Ampere have; without tf32: true PyTorch runs them on \
+             ordinary 32-bit units, which take several times as long",
+        )
+    })
 }
 
 /// axolotl's precision: 16-bit numbers unless both switches are off. `bf16` is `auto` where the file does not say, and then

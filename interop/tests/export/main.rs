@@ -8,6 +8,7 @@ mod keyless;
 mod launchers;
 mod runtimes;
 mod snapshots;
+mod switches;
 mod workloads;
 
 use catalog::Model;
