@@ -37,6 +37,10 @@ fn llama_factory_computes_in_the_checkpoints_type() {
         ),
         (
             "finetuning_type: lora\ndeepspeed: {zero_optimization: {stage: 2}}",
+            Precision::Bf16,
+        ),
+        (
+            "finetuning_type: lora\ndeepspeed: {zero_optimization: {stage: 3}}",
             Precision::Fp32,
         ),
     ] {
@@ -58,7 +62,7 @@ fn llama_factory_computes_in_the_checkpoints_type() {
 #[test]
 fn sixteen_bit_weights_of_the_trainer_are_told() {
     let plain = "no plan can express weights and states in 16 bits alone";
-    let loaded = "without which Transformers 5 loads weights in the type of the checkpoint";
+    let loaded = "Transformers 5 loads and trains weights in the type of the checkpoint";
     let named = "model_name_or_path: a/b";
     for (lines, told) in [
         ("bf16: true\ndtype: bfloat16".to_owned(), Some(plain)),

@@ -41,19 +41,26 @@ pub(super) fn precision(doc: &Document) -> Result<Precision, ImportError> {
     }
 }
 
-/// Whether LLaMA-Factory computes in the type of the checkpoint: the file has no switch of a type, and most of the weights are not copied
-/// to 32 bits. It loads them as they are (LLaMA-Factory@ff6d4d1, model/loader.py, `load_model`) and copies those that are trained, but not
-/// for BAdam (model/adapter.py, `init_adapter`). DeepSpeed's engine takes no 16-bit weights without a switch.
+/// Whether LLaMA-Factory computes in the type of the checkpoint: the file has no switch of a type, and most of the weights are
+/// not copied to 32 bits. It loads them as they are (LLaMA-Factory@ff6d4d1, model/loader.py, `load_model`) and copies those that
+/// are trained, but not for BAdam (model/adapter.py, `init_adapter`). DeepSpeed's ZeRO-3 makes all in 32 bits without a switch
+/// (DeepSpeed@edaa722, runtime/zero/partition_parameters.py, `_set_dtype`).
 fn keeps_checkpoints_type(doc: &Document) -> Result<bool, ImportError> {
-    let engine =
-        doc.said("deepspeed").is_some() || doc.text("distributed_type")? == Some("DEEPSPEED");
-    // `lora` is the default of its `FinetuningArguments`.
-    let adapters = matches!(doc.text("finetuning_type")?, None | Some("lora"));
-    let frozen = adapters || doc.on("use_badam")?;
+    if doc.dialect != Dialect::LlamaFactory || doc.said("mixed_precision").is_some() {
+        return Ok(false);
+    }
+    let stages = [
+        "deepspeed.zero_optimization.stage",
+        "deepspeed_config.zero_stage",
+    ];
+    let whole = stages
+        .iter()
+        .any(|key| matches!(doc.size(key), Ok(Some(3))));
     let switches = ["bf16", "pure_bf16", "fp16", "fp8"];
     let switched = switches.iter().any(|key| matches!(doc.on(key), Ok(true)));
-    let alone = !engine && !switched && doc.text("mixed_precision")?.is_none();
-    Ok(doc.dialect == Dialect::LlamaFactory && alone && frozen)
+    // `lora` is the default of its `FinetuningArguments`.
+    let adapters = matches!(doc.text("finetuning_type")?, None | Some("lora"));
+    Ok(!whole && !switched && (adapters || doc.on("use_badam")?))
 }
 
 /// Notes on the type of weights and of products, where it is not what the file's precision says alone.
@@ -72,8 +79,8 @@ pub(super) fn notes(doc: &Document, imported: &Imported) -> Result<Vec<String>, 
     Ok(notes)
 }
 
-/// A note on 32-bit products that are predicted on TF32 units and run without them: PyTorch leaves these off unless the Trainer is told
-/// to use them, or compiles (transformers, training_args.py, `__post_init__`; axolotl@067b021, core/builders/base.py).
+/// A note on 32-bit products that are predicted on TF32 units and run without them: PyTorch leaves these off unless the Trainer
+/// is told to use them, or compiles (transformers, training_args.py, `__post_init__`; axolotl@067b021, core/builders/base.py).
 fn without_tf32(doc: &Document, imported: &Imported) -> Option<String> {
     let key = "tf32";
     let value = |key: &str| doc.said(key).map(|node| &node.value);
@@ -111,8 +118,8 @@ fn of_axolotl(doc: &Document) -> Result<Precision, ImportError> {
     )
 }
 
-/// A note on weights that are loaded in 16 bits and trained so, without copies in 32. DeepSpeed's engine makes such copies, as does
-/// accelerate under FSDP.
+/// A note on weights that are loaded in 16 bits and trained so, without copies in 32. DeepSpeed's engine makes such copies, as
+/// does accelerate under FSDP.
 fn loads_in_16_bits(doc: &Document, imported: &Imported) -> Result<Option<String>, ImportError> {
     let sixteen = matches!(
         imported.workload.precision,
@@ -138,8 +145,9 @@ fn of_its_switch(doc: &Document) -> Option<String> {
     Some(unplanned::in_16_bits(doc, "bf16", &value))
 }
 
-/// The Trainer trains weights in the type in which its script loads them. Transformers 5 loads them as they are on the hub, unless told
-/// otherwise (MIGRATION_GUIDE_V5.md, "Default dtype update"); autocast makes no copies in 32 bits.
+/// The Trainer trains weights in the type in which its script loads them; autocast makes no copies in 32 bits. Transformers 5
+/// loads them as they are on the hub unless the script gives a type (modeling_utils.py, `from_pretrained`), as TRL's scripts do
+/// (huggingface/trl#5457).
 fn of_script(doc: &Document) -> Result<Option<String>, ImportError> {
     for key in ["dtype", "torch_dtype"] {
         if let Some(name) = doc.text(key)? {
@@ -150,8 +158,8 @@ fn of_script(doc: &Document) -> Result<Option<String>, ImportError> {
     let loads = doc.said("model_name_or_path").is_some();
     Ok(loads.then(|| {
         format!(
-            "{}: the file has no dtype, without which Transformers 5 loads weights in the type of the checkpoint and trains them in it, in \
-             most checkpoints 16 bits; the prediction counts weights and states in 32 bits, as with dtype float32, which take more memory",
+            "{}: the file has no dtype: unless its script gives one, Transformers 5 loads and trains weights in the type of the checkpoint, \
+             in most 16 bits; the prediction counts weights and states in 32 bits, as with dtype float32, which take more memory",
             doc.path
         )
     }))
