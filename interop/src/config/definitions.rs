@@ -1,7 +1,7 @@
 //! What a Python file of configurations defines: its functions, the model that it loads, and how it makes a configuration.
 
 use super::node::Value;
-use super::python::{Assignment, parse};
+use super::python::{Assignment, CALL, parse};
 
 /// What a Python file defines beside its assignments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -122,7 +122,7 @@ fn given<'a>(text: &'a str, argument: &'a str) -> impl Iterator<Item = &'a str> 
 fn makes_trainer(text: &str) -> bool {
     let made = |assignment: &Assignment| {
         let trainer = matches!(&assignment.node.value, Value::Call(name, _) if is_trainer(name));
-        trainer && !assignment.path.contains('.')
+        trainer && !assignment.path.contains('.') && assignment.path != CALL
     };
     // Text that is no Python is reported where its assignments are read.
     parse(text, "").is_ok_and(|all| all.iter().any(made))

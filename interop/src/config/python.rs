@@ -22,7 +22,10 @@ pub struct Assignment {
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 64;
 
-/// Reads assignments and `return` statements (path `return`), in order of execution if
+/// The path of a statement that is a call alone; no assignment can have it.
+pub const CALL: &str = "()";
+
+/// Reads assignments, `return` statements (path `return`) and calls ([`CALL`]), in order of execution if
 /// [`only_function`] chose a function, else in file order.
 ///
 /// # Errors
@@ -73,6 +76,13 @@ fn statement(tokens: &[Placed], file: &str) -> Result<Option<Assignment>, Syntax
     let Some((path, mut used)) = dotted(tokens) else {
         return Ok(None);
     };
+    if matches!(tokens.get(used), Some((Token::Symbol('('), _))) {
+        // Calls are of interest only as far as they are read: others may have any arguments.
+        let call = Parser::whole(tokens, file).ok();
+        let call = call.filter(|node| matches!(node.value, Value::Call(..)));
+        let path = CALL.to_owned();
+        return Ok(call.map(|node| Assignment { path, node }));
+    }
     // `NAME: int = 1` declares a type.
     if matches!(tokens.get(used), Some((Token::Symbol(':'), _))) {
         let equals = |(token, _): &Placed| *token == Token::Symbol('=');

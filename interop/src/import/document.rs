@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use crate::config::definitions::is_trainer;
+use crate::config::python::CALL;
 use crate::config::{self, Node, SyntaxError, Value, place};
 use crate::export::Dialect;
 use crate::export::schema::{Kind, Schema};
+use crate::import::dispatcher;
 use crate::import::error::ImportError;
 use crate::import::formats;
 use crate::import::launch::Launch;
@@ -459,6 +461,12 @@ fn assignments(text: &str, path: &str) -> Result<Node, ImportError> {
         let named = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
         if assignment.path.chars().all(named) {
             constants.insert(assignment.path, assignment.node.value);
+            continue;
+        }
+        if assignment.path == CALL {
+            for (path, node) in dispatcher::settings(&root, &assignment.node) {
+                put(&mut root, &path, node);
+            }
             continue;
         }
         let returned = assignment.path == "return";

@@ -5,6 +5,7 @@ mod adapters;
 mod bridge;
 mod bridge_recipe;
 mod deepspeed;
+mod dispatcher;
 pub mod document;
 mod error;
 mod formats;
