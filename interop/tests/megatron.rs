@@ -276,3 +276,32 @@ fn the_option_that_stops_a_model_is_named() {
     own.sh:1: `--moe-router-topk-scaling-factor`: "x" is not a number >= 0
     "#);
 }
+
+/// A script with the length of a decoder's sequences trains a model with an encoder, whose length is the other one.
+#[test]
+fn scripts_of_models_with_encoders_are_refused() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: None,
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    let text = |more: &str| {
+        format!(
+            "torchrun --nproc_per_node 8 examples/multimodal/train.py --seq-length 576 --micro-batch-size 1 --global-batch-size 8 --bf16 {more}\n"
+        )
+    };
+    for (more, refused) in [("", false), ("--decoder-seq-length 1024", true)] {
+        let document = Document::read(&text(more), "a.sh", None, &|_| None).expect("well-formed");
+        let error = import(&document, &given)
+            .err()
+            .map(|error| error.to_string());
+        let said = error.as_ref().is_some_and(|error| {
+            error.starts_with(
+                "a.sh:1: `--decoder-seq-length`: the script trains a model with an encoder",
+            )
+        });
+        assert_eq!(said, refused, "{more}: {error:?}");
+    }
+}

@@ -24,9 +24,24 @@ use crate::export::megatron::{
 use plans::decisions::{Decisions, Recompute};
 
 pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, ImportError> {
+    refuse_two_lengths(doc)?;
     let mut imported = of_options(doc, given)?;
     imported.notes.extend(nan_checks::of_script(doc)?);
     Ok(imported)
+}
+
+/// Refuses a model with an encoder, of images or of text: `--seq-length` is then the encoder's (Megatron-LM,
+/// examples/multimodal/model.py, `model_provider`), and no plan holds two models.
+fn refuse_two_lengths(doc: &Document) -> Result<(), ImportError> {
+    let key = "--decoder-seq-length";
+    match doc.root.get(key) {
+        Some(_) => {
+            let why = "the script trains a model with an encoder, whose sequences are those of --seq-length; only decoders of text are planned: \
+                       give `search` the decoder's model and this length";
+            Err(doc.unsupported(key, why))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What options say, whichever system's file they were made of.
