@@ -95,3 +95,53 @@ fn an_option_without_its_value_is_said_to_have_none() {
     let said = said.map(|found| found.message.as_str());
     assert_eq!(said, Some("no value where a whole number is expected"));
 }
+
+/// A number of GPUs beside that of the file is taken where the rest is data parallelism, with a note; else the two contradict
+/// each other.
+#[test]
+fn a_number_of_gpus_beside_the_files_is_told_or_refused() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let read = |name: &str, text: &str, gpus: u64| {
+        let document = Document::read(text, name, None, &|_| None).expect("well-formed");
+        let given = Given {
+            model: &model,
+            gpus: Some(gpus),
+            seq_len: Some(4096),
+            gpus_per_node: 8,
+        };
+        import(&document, &given)
+    };
+    let titan = "[parallelism]\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n";
+    let nanotron = "parallelism: {dp: 4, tp: 2, pp: 1}\ntokens: {micro_batch_size: 1, batch_accumulation_per_replica: 1, sequence_length: 4096}\n\
+                    model: {model_config: {is_llama_config: true, hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32, \
+                    num_attention_heads: 32, num_key_value_heads: 8, vocab_size: 128256, rope_theta: 500000.0, max_position_embeddings: 8192}}\n";
+    let accelerate = "distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\n";
+    let torchrun = "torchrun --nproc_per_node 8 pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --global-batch-size 16 --bf16\n";
+    let rest = "[parallelism]\ntensor_parallel_degree = 2\n";
+    let told = "the file starts 8 GPUs; the job is planned on the 16 that were asked for";
+    let refused = "the file's degrees make a job of 8 GPUs, not of 16";
+    for (name, text, wanted) in [
+        ("a.toml", titan, Err(refused)),
+        ("a.yaml", nanotron, Err(refused)),
+        ("a.yaml", accelerate, Ok(Some(told))),
+        ("a.sh", torchrun, Ok(Some(told))),
+        ("a.toml", rest, Ok(None)),
+    ] {
+        match (read(name, text, 16), wanted) {
+            (Ok(read), Ok(told)) => {
+                assert_eq!(read.workload.gpus, 16, "{text}");
+                let found = read.notes.iter().find(|note| note.contains("asked for"));
+                assert_eq!(found.is_some(), told.is_some(), "{text}: {:?}", read.notes);
+                assert!(told.is_none_or(|told| found.is_some_and(|note| note.contains(told))));
+            }
+            (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+            (read, _) => panic!("{text}: {read:?}"),
+        }
+        // The file's own number has no note.
+        let read = read(name, text, 8).expect(text);
+        assert!(
+            !read.notes.iter().any(|note| note.contains("asked for")),
+            "{text}"
+        );
+    }
+}

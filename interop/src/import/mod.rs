@@ -80,6 +80,9 @@ pub fn import(document: &Document, given: &Given<'_>) -> Result<Imported, Import
         Ok((imported, runtime))
     })?;
     let mut imported = read(document)?;
+    let planned = imported.workload.gpus;
+    let other_devices = sizes::other_devices(document, given.gpus, planned)?;
+    imported.notes.extend(other_devices);
     imported.notes.extend(settled::notes(document));
     Ok(imported)
 }

@@ -25,6 +25,35 @@ pub(crate) fn devices(document: &Document, given: Option<u64>) -> Result<Option<
     }
 }
 
+/// A note if the file or its launcher states another number of devices than was given, with which the job is then planned.
+///
+/// # Errors
+/// If the file's degrees make a job of another number of devices than was given.
+pub(crate) fn other_devices(
+    document: &Document,
+    given: Option<u64>,
+    planned: u64,
+) -> Result<Option<String>, ImportError> {
+    let Some(given) = given else { return Ok(None) };
+    let path = &document.path;
+    if given != planned {
+        return Err(ImportError::Sizes {
+            path: path.clone(),
+            what: format!("the file's degrees make a job of {planned} GPUs, not of {given}"),
+            expected:
+                "the file's own number of GPUs, or degrees that leave the rest to data parallelism"
+                    .to_owned(),
+        });
+    }
+    let stated = devices(document, None).ok().flatten();
+    let other = stated.filter(|stated| *stated != given);
+    Ok(other.map(|stated| {
+        format!(
+            "{path}: the file starts {stated} GPUs; the job is planned on the {given} that were asked for"
+        )
+    }))
+}
+
 /// Number of devices; an error if nothing gives it.
 pub(crate) fn said_devices(document: &Document, given: Option<u64>) -> Result<u64, ImportError> {
     let how = "give --gpus";
