@@ -213,3 +213,23 @@ fn the_trainers_layers_are_predicted_and_16_bit_weights_told() {
         assert_eq!(found, told, "{runtime}: {notes:?}");
     }
 }
+
+/// Spectrum trains a part of the layers, which no plan does.
+#[test]
+fn training_of_some_layers_is_refused() {
+    for (lines, key) in [
+        ("spectrum_top_fraction: 0.5", "spectrum_top_fraction"),
+        (
+            "plugins: [axolotl.integrations.spectrum.SpectrumPlugin]",
+            "plugins",
+        ),
+    ] {
+        let refused = of("llama3-8b", lines, Some(8))
+            .expect_err(lines)
+            .to_string();
+        assert!(
+            refused.contains(&format!("`{key}`: only training of all weights")),
+            "{refused}"
+        );
+    }
+}

@@ -186,3 +186,23 @@ fn changes_count_after_what_they_change() {
         (2, 4096)
     );
 }
+
+/// An optimizer that updates each weight within backward frees its gradient there, which no plan does.
+#[test]
+fn an_optimizer_within_backward_is_told() {
+    let model = catalog::load::model("llama3-8b").expect("preset");
+    let given = Given {
+        model: &model,
+        gpus: Some(8),
+        seq_len: None,
+        gpus_per_node: 8,
+    };
+    for (value, told) in [("true", 1), ("false", 0)] {
+        let text = format!("[optimizer]\nearly_step_in_backward = {value}\n");
+        let document = Document::read(&text, "a.toml", None, &|_| None).expect("well-formed");
+        let notes = import(&document, &given).expect("imports").notes;
+        let said = "a.toml:2: optimizer.early_step_in_backward = true: not planned for; the prediction shows more memory";
+        let found = notes.iter().filter(|note| note.starts_with(said)).count();
+        assert_eq!(found, told, "{value}: {notes:?}");
+    }
+}

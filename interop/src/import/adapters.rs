@@ -6,6 +6,7 @@ use catalog::{AdaptedModule, AdaptedModules, Adapters};
 
 use super::document::Document;
 use super::error::ImportError;
+use super::unplanned;
 use crate::config::{Node, Value};
 use crate::export::Dialect;
 
@@ -13,7 +14,7 @@ use crate::export::Dialect;
 const PLANNED: &str = "only training of all weights, and of adapters (lora), is planned";
 
 /// Settings of training that is not planned, each with the reason.
-const REFUSED: [(&str, &str); 23] = [
+const REFUSED: [(&str, &str); 24] = [
     ("load_in_8bit", "frozen weights are planned in 16 bits only"),
     ("load_in_4bit", "frozen weights are planned in 16 bits only"),
     ("q_lora", "frozen weights are planned in 16 bits only"),
@@ -22,6 +23,7 @@ const REFUSED: [(&str, &str); 23] = [
     ("lora_modules_to_save", BESIDE),
     ("lora_target_parameters", PLANNED),
     ("unfrozen_parameters", PLANNED),
+    ("spectrum_top_fraction", PLANNED),
     ("freeze_backbone", PLANNED),
     ("peft_layers_to_transform", PLANNED),
     ("peft_layer_replication", PLANNED),
@@ -62,6 +64,10 @@ const SETTINGS: [&str; 4] = ["lora_r", "lora_rank", "lora_alpha", "lora_target_m
 pub(super) fn read(doc: &Document, model: &ModelConfig) -> Result<Option<Adapters>, ImportError> {
     if let Some((key, why)) = REFUSED.into_iter().find(|(key, _)| is_set(doc, key)) {
         return Err(doc.unsupported(key, why));
+    }
+    // It trains half of the layers where the file has no share (axolotl@067b021, integrations/spectrum/args.py).
+    if unplanned::has_plugin(doc, "SpectrumPlugin") {
+        return Err(doc.unsupported("plugins", PLANNED));
     }
     let stage = doc.text("stage")?.unwrap_or("pt");
     if !["pt", "sft"].contains(&stage) {

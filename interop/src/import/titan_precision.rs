@@ -58,7 +58,8 @@ fn converters(doc: &Document) -> Vec<(usize, &str, Converter)> {
     all
 }
 
-/// Notes on what no plan expresses: 16-bit weights, and converters other than those to FP8.
+/// Notes on what no plan expresses: 16-bit weights, an optimizer that updates weights within backward, and converters other than
+/// those to FP8.
 ///
 /// # Errors
 /// For adapters, with which only a part of the weights is trained.
@@ -67,6 +68,16 @@ pub(super) fn unplanned(doc: &Document) -> Result<Vec<String>, ImportError> {
     let mut notes = Vec::new();
     if doc.text(dtype)? == Some("bfloat16") {
         notes.push(in_16_bits(doc, dtype, "bfloat16"));
+    }
+    let in_backward = "optimizer.early_step_in_backward";
+    if doc.on(in_backward)? {
+        notes.push(doc.note(
+            in_backward,
+            format!(
+                "{in_backward} = true: not planned for; the prediction shows more memory, with the gradients of all weights held until the \
+                 optimizer's step"
+            ),
+        ));
     }
     for (line, name, converter) in converters(doc) {
         let place = place(&doc.path, line);
