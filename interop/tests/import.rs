@@ -436,7 +436,8 @@ fn what_deepspeeds_file_says_beside_the_plan_is_noted() {
         ("\"zero_quantized_gradients\": true", true),
         ("\"zero_quantized_gradients\": false", false),
     ] {
-        let notes = engine(&format!("\"stage\": 3, {setting}")).notes;
+        let own = "\"reduce_bucket_size\": 40000000";
+        let notes = engine(&format!("\"stage\": 3, {own}, {setting}")).notes;
         assert_eq!(notes.len(), usize::from(noted), "{setting}: {notes:?}");
     }
     for key in ["bf16_master_weights_and_grads", "bf16_optimizer_states"] {

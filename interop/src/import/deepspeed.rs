@@ -1,5 +1,6 @@
 //! Import of DeepSpeed configurations as strategies.
 
+use catalog::runtime::BUCKET_ELEMENTS;
 use catalog::{CpKind, GradientTypes, Offload, Overlap, Precision, WorkloadSizes, Zero};
 
 use super::document::Document;
@@ -32,6 +33,9 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
     notes.extend(unplanned::of(doc, &UNPLANNED));
     notes.extend(optimizer(doc)?);
     without_pipeline(doc)?;
+    notes.extend(torch_adam(doc, offload)?);
+    let overlap = overlap(doc, zero, batch.dp.saturating_mul(cp))?;
+    notes.extend(buckets(doc, given, zero, overlap)?);
     let (ep, etp) = experts(doc)?;
     let decisions = Decisions {
         tp,
@@ -49,10 +53,7 @@ pub(super) fn import(doc: &Document, given: &Given<'_>) -> Result<Imported, Impo
         gradients: gradients(doc)?,
         offload,
         prefetch: prefetch(doc, zero, given.model.most_in_layer(tp, ep * etp))?,
-        ..Decisions::on_one_gpu(
-            given.model.layers,
-            overlap(doc, zero, batch.dp.saturating_mul(cp))?,
-        )
+        ..Decisions::on_one_gpu(given.model.layers, overlap)
     };
     let sizes = WorkloadSizes {
         gpus: batch.dp.saturating_mul(tp).saturating_mul(cp),
@@ -123,6 +124,59 @@ fn optimizer(doc: &Document) -> Result<Option<String>, ImportError> {
     Ok(name.map(|name| optimizer::as_adamw(doc, &format!("{key} {name}"))))
 }
 
+/// A note on PyTorch's Adam in place of DeepSpeed's own for the host (DeepSpeed, runtime/engine.py,
+/// `_configure_basic_optimizer`).
+fn torch_adam(doc: &Document, offload: Option<Offload>) -> Result<Option<String>, ImportError> {
+    let key = "optimizer.params.torch_adam";
+    let told = offload.is_some() && doc.on(key)?;
+    let note = "the prediction shows less time: it updates weights on the host by DeepSpeed's CPU Adam, whose kernel reads states once";
+    Ok(told.then(|| unplanned::note(doc, &[key], note)))
+}
+
+/// Elements of a bucket of gradients unless the file says otherwise (DeepSpeed, runtime/zero/config.py).
+const OWN_BUCKET: u64 = 500_000_000;
+
+/// A note on buckets of gradients that are larger than those that are predicted: DeepSpeed allocates one at all levels of ZeRO,
+/// and at levels 1 and 2 a second one if reductions run beside backward (runtime/zero/stage_1_and_2.py, `setup_buckets`;
+/// stage3.py).
+fn buckets(
+    doc: &Document,
+    given: &Given<'_>,
+    zero: Zero,
+    overlap: Overlap,
+) -> Result<Option<String>, ImportError> {
+    let key = "zero_optimization.reduce_bucket_size";
+    let hidden = given.model.hidden;
+    let elements = match size(doc, key)? {
+        Some(elements) => elements,
+        // The Trainer's own (transformers, integrations/deepspeed.py, `trainer_config_finalize`).
+        None if is_auto(doc, key) => hidden.saturating_mul(hidden),
+        None => OWN_BUCKET,
+    };
+    let allocated =
+        zero != Zero::Z0 && flag(doc, "zero_optimization.contiguous_gradients")? != Some(false);
+    let count = match zero {
+        Zero::Z1 | Zero::Z2 if overlap.grad_reduce => 2,
+        _ => 1,
+    };
+    let beyond = elements.saturating_sub(BUCKET_ELEMENTS);
+    let bytes = count * beyond * precision(doc)?.activation().size();
+    let shown = catalog::units::Bytes(bytes);
+    let by_default = match doc.said(key) {
+        None => ", DeepSpeed's own",
+        Some(_) => "",
+    };
+    Ok((allocated && beyond > 0).then(|| {
+        doc.note(
+            key,
+            format!(
+                "{key} is {elements} elements{by_default}: its buffers take {shown} more on each GPU than those of {BUCKET_ELEMENTS}, \
+                 which are predicted"
+            ),
+        )
+    }))
+}
+
 /// Whether the file sets a key to `auto`.
 fn is_auto(doc: &Document, key: &str) -> bool {
     doc.find(key).and_then(Node::text) == Some("auto")
@@ -170,7 +224,8 @@ fn zero(doc: &Document) -> Result<Zero, ImportError> {
 }
 
 /// The states that the file keeps in host memory. Adds a note on each setting that no plan has:
-/// NVMe, parameters without their optimizer states, a share of the weights.
+/// NVMe, parameters without their optimizer states, a share of the weights. Refuses parameters in host memory whose states are
+/// on NVMe: without both, the prediction would hold on the GPU what the job holds nowhere near it.
 fn offload(
     doc: &Document,
     zero: Zero,
@@ -185,6 +240,11 @@ fn offload(
         if device.is_some_and(|device| device != "none" && device != "cpu") {
             notes.push(left_out(doc, key));
         }
+    }
+    let device = doc.text(&format!("{}.device", keys[0]))?;
+    if on[1] && device == Some("nvme") {
+        let why = "optimizer states on NVMe are not planned; use cpu for both offloads";
+        return Err(doc.unsupported(&keys[0], why));
     }
     let ratio = format!("{}.ratio", keys[0]);
     let said = doc.find(&ratio);
