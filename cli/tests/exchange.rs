@@ -294,6 +294,56 @@ fn a_models_configuration_imports_as_data_parallelism() {
     assert_eq!(json(&output)["target"], Value::Null);
 }
 
+/// Lengths and numbers of GPUs are written as for `search` and `estimate`.
+#[test]
+fn sizes_beside_a_file_are_read_as_elsewhere() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let engine = r#"{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}"#;
+    fs::write(folder.path().join("ds.json"), engine).expect("written");
+    for (gpus, count, cluster) in [
+        ("8", 8, "dgx-h100"),
+        ("2 nodes", 16, "dgx-h100"),
+        ("16x h100", 16, "h100"),
+        ("16x a100", 16, "a100"),
+    ] {
+        let args = [
+            "import",
+            "ds.json",
+            "--model",
+            "llama3-8b",
+            "--gpus",
+            gpus,
+            "--seq",
+            "8k",
+            "--json",
+        ];
+        let output = run(folder.path(), &args);
+        assert_eq!(code(&output), 0, "{gpus}: {}", stderr(&output));
+        let inputs = json(&output)["inputs"].clone();
+        assert_eq!(inputs["gpus"], count, "{gpus}");
+        assert_eq!(inputs["seq_len"], 8192, "{gpus}");
+        let named = inputs["cluster"].to_string();
+        assert!(named.contains(cluster), "{gpus}: {named}");
+    }
+    let args = [
+        "import",
+        "ds.json",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "16x a100",
+    ];
+    let output = run(folder.path(), &args);
+    assert_eq!(code(&output), 2);
+    assert!(
+        stderr(&output).contains("GPUs of one kind"),
+        "{}",
+        stderr(&output)
+    );
+}
+
 #[test]
 fn contradictions_of_a_script_are_noted() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use answers::values;
+use answers::values::{self, Gpus};
 use clap::{Args, ValueEnum};
 
 use super::flags::OutputArgs;
@@ -64,15 +64,16 @@ pub(crate) struct ImportArgs {
     /// Model preset, config.json, or folder [default: FILE, if it is a config.json]
     #[arg(long)]
     pub(crate) model: Option<String>,
-    /// Cluster preset or YAML file
-    #[arg(long, default_value = "dgx-h100")]
-    pub(crate) cluster: String,
-    /// Number of GPUs, where the file does not say
+    /// Cluster preset, YAML file, or one line such as 'h100-sxm x 8 per node, 400 Gb/s x 8' [default: dgx-h100, or that of the
+    /// GPUs that --gpus names]
     #[arg(long)]
-    pub(crate) gpus: Option<u64>,
-    /// Tokens per sequence, where the file does not say [default: the training system's own; as for `search` with files that
-    /// have no such key: DeepSpeed's, accelerate's and config.json]
-    #[arg(long)]
+    pub(crate) cluster: Option<String>,
+    /// Number of GPUs, '64 nodes', or '512x h100'; beside a file that says another number, the rest must be data parallelism
+    #[arg(long, value_parser = values::gpus, allow_hyphen_values = true)]
+    pub(crate) gpus: Option<Gpus>,
+    /// Tokens per sequence, where the file does not say; 8k is 8192 [default: the training system's own; as for `search` with
+    /// files that have no such key: DeepSpeed's, accelerate's and config.json]
+    #[arg(long, value_parser = values::count, allow_hyphen_values = true)]
     pub(crate) seq: Option<u64>,
     /// Runtime to predict with [default: that of the file's training system]
     #[arg(long)]

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use answers::SCHEMA_VERSION;
+use answers::values::Gpus;
 use answers::{Inputs, InputsJson};
 use catalog::files::Kind;
 use catalog::{Cluster, Model, Precision, Runtime, Workload};
@@ -63,17 +64,19 @@ impl ModelJson {
 
 /// Runs `import`.
 pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode, CliError> {
-    let cluster = catalog::load::cluster(&args.cluster)?;
+    let device = args.gpus.as_ref().and_then(Gpus::device);
+    let cluster_arg = answers::inputs::cluster_arg(args.cluster.as_deref(), device)?;
+    let cluster = answers::inputs::cluster(&cluster_arg, device)?;
     let source = read(&Reading {
         file: &args.file,
         dialect: args.from.as_deref().map(Dialect::parse).transpose()?,
         model: args.model.as_deref(),
-        gpus: args.gpus,
+        gpus: args.gpus.as_ref().map(|gpus| gpus.count(&cluster)),
         seq: args.seq,
         runtime: args.runtime.as_deref(),
         gpus_per_node: cluster.gpus_per_node,
     })?;
-    finish(args, source, cluster)
+    finish(args, source, (cluster_arg, cluster))
 }
 
 /// A file to read, and what flags say about it.
@@ -266,7 +269,9 @@ fn flags(w: &Workload, runtime: &str, adapters: Option<&String>) -> String {
     )
 }
 
-fn finish(args: &ImportArgs, source: Source, cluster: Cluster) -> Result<ExitCode, CliError> {
+/// Answers for a source on a cluster, which is given as its flag and as what that loads.
+fn finish(args: &ImportArgs, source: Source, on: (String, Cluster)) -> Result<ExitCode, CliError> {
+    let (cluster_arg, cluster) = on;
     let plan_path = Target::optional(args.output_plan.as_ref(), Kind::Plan, args.force)?;
     let w = source.workload.clone();
     answers::inputs::check_gpus(w.gpus, &cluster)?;
@@ -284,7 +289,7 @@ fn finish(args: &ImportArgs, source: Source, cluster: Cluster) -> Result<ExitCod
         json: InputsJson::of(&scenario, parameters),
         scenario,
         model_arg: source.model_arg,
-        cluster_arg: args.cluster.clone(),
+        cluster_arg,
     };
     let strategy = source.strategy;
     let costs = CostModel::new(inputs.scenario.clone())?;
