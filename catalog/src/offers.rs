@@ -119,19 +119,12 @@ impl Runtime {
     }
 
     /// Ways to send tokens to experts that it can use on a cluster, its own first, for ranks within
-    /// a scale-up domain or `across` several. Of ways with the same cost, only the first is listed.
+    /// a scale-up domain or `across` several.
     #[must_use]
     pub fn dispatchers_on(&self, cluster: &Cluster, across: bool) -> Vec<Dispatcher> {
-        let mut found: Vec<Dispatcher> = vec![self.dispatcher];
-        for &other in &self.space.dispatchers {
-            let alike = |known: &Dispatcher| {
-                *known == other || known.deduplicates() && other.deduplicates()
-            };
-            if other.exists_on(cluster, across) && !found.iter().any(alike) {
-                found.push(other);
-            }
-        }
-        found
+        let others = self.space.dispatchers.iter().copied();
+        let others = others.filter(|of| *of != self.dispatcher && of.exists_on(cluster, across));
+        [self.dispatcher].into_iter().chain(others).collect()
     }
 
     /// Ways to scale operands of 8-bit products that it can use on a cluster, its own first.

@@ -330,7 +330,7 @@ impl Asked<'_> {
     }
 
     /// The dispatchers to try; `None` is the runtime's own, the only one without expert
-    /// parallelism. They are those of a constraint, else the first of those that cost the same.
+    /// parallelism. They are those of a constraint, else all that the runtime has on the cluster.
     pub(crate) fn dispatchers(&self, layout: &Layout) -> Vec<Option<Dispatcher>> {
         if layout.ep == 1 {
             return vec![None];

@@ -299,6 +299,36 @@ fn what_is_fixed_is_tried_where_it_runs() {
     }
 }
 
+/// A search tries every dispatcher: HybridEP too, whose kernels order rows beside another micro-batch, where DeepEP's leave that to
+/// the experts.
+#[test]
+fn no_dispatcher_that_is_asked_for_beats_the_search() {
+    let mut s = scenario("qwen3-30b-a3b", 32, "megatron-core");
+    let sizes = WorkloadSizes {
+        gpus: 32,
+        seq_len: 8192,
+        global_batch: 512,
+        precision: Precision::Bf16,
+    };
+    s.workload = Workload::new(sizes).expect("a workload");
+    let costs = CostModel::new(s.clone()).expect("priced");
+    let best = |more: &str| {
+        let states = "zero=1,grad_dtype=bf16,optim_states=bf16_moments,offload=none,graphs=none";
+        let fix = format!("tp=1,pp=1,cp=1,mbs=1,ep=16,recompute=none,{states}{more}");
+        let space = SearchSpace::new(&s, &parse(&[&fix], &[], &[], &[]).expect("read"));
+        let found = search(&costs, &space, &SearchOptions::default(), &|_| {}).expect("searched");
+        let best = found.top.into_iter().next().expect("a plan");
+        (best.strategy.dispatcher, best.prediction.step_time.0)
+    };
+    let (dispatcher, free) = best("");
+    assert_eq!(dispatcher, Some(catalog::Dispatcher::HybridEp));
+    for name in ["all_to_all", "all_gather", "deepep", "hybridep"] {
+        let (_, asked) = best(&format!(",dispatcher={name}"));
+        assert!(free <= asked, "{name}: {free} {asked}");
+        assert_eq!(free == asked, name == "hybridep", "{name}: {free} {asked}");
+    }
+}
+
 fn some_constraint() -> impl Strategy<Value = Constraints> {
     let size = prop::sample::select(vec![1u64, 2, 4, 8]);
     let key = prop::sample::select(planner::constraints::DIMENSIONS.to_vec());
