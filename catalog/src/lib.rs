@@ -51,6 +51,7 @@ pub mod runs;
 pub mod runtime;
 pub mod runtime_file;
 pub mod runtime_presets;
+mod runtime_space;
 pub mod selection;
 pub mod sharding;
 pub mod state_types;
