@@ -91,6 +91,7 @@ pub struct SpaceFile {
     schedules: Option<Vec<ScheduleKind>>,
     cp_kinds: Option<Vec<CpKind>>,
     zero: Option<Vec<Zero>>,
+    pipeline_zero: Option<Vec<Zero>>,
     blocking_schedules: Option<Vec<ScheduleKind>>,
     one_message_at_a_time: Option<bool>,
     sink_cp_kinds: Option<Vec<CpKind>>,

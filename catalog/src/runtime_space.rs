@@ -25,6 +25,8 @@ pub struct RuntimeSpace {
     pub cp_kinds: Vec<CpKind>,
     /// ZeRO levels.
     pub zero: Vec<Zero>,
+    /// Those of the ZeRO levels that jobs with pipeline parallelism may have.
+    pub pipeline_zero: Vec<Zero>,
     /// Pipeline schedules under which a rank waits for its messages to other stages, whatever [`crate::Overlap::pipeline`] says.
     pub blocking_schedules: Vec<ScheduleKind>,
     /// Whether a rank under such a schedule first sends to another stage and then receives, rather than both at once.
@@ -92,6 +94,12 @@ impl RuntimeSpace {
     #[must_use]
     pub fn usual_cp_kind(&self) -> CpKind {
         self.cp_kinds.first().copied().unwrap_or(CpKind::Ring)
+    }
+
+    /// ZeRO levels of jobs with `pp` pipeline ranks.
+    pub fn zero_levels(&self, pp: u64) -> impl Iterator<Item = Zero> {
+        let all = self.zero.iter().copied();
+        all.filter(move |level| pp == 1 || self.pipeline_zero.contains(level))
     }
 }
 

@@ -378,6 +378,7 @@ impl Asked<'_> {
             dp,
             cp,
             groups,
+            pipelined,
             alone,
         } = holders;
         let zero_0 = ShardingChoice {
@@ -409,7 +410,7 @@ impl Asked<'_> {
         // A rank that shares its states with none has a ZeRO level only if it offloads some.
         if !alone || self.offloads().iter().any(Option::is_some) {
             let replicas = self.replicas(dp, groups);
-            for &zero in &space.zero {
+            for zero in space.zero_levels(if pipelined { 2 } else { 1 }) {
                 if zero == Zero::Z0 {
                     choices.extend((!alone).then_some(zero_0));
                     continue;

@@ -7,6 +7,8 @@ pub(crate) struct Holders {
     pub(crate) cp: u64,
     /// The greatest common divisor of the data-parallel ranks and the replicas of experts.
     pub(crate) groups: u64,
+    /// Whether there are several pipeline ranks, beside which a runtime may lack some ZeRO levels.
+    pub(crate) pipelined: bool,
     /// Whether a ZeRO level shards nothing.
     pub(crate) alone: bool,
 }

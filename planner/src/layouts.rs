@@ -61,6 +61,7 @@ impl Layout {
         Holders {
             dp,
             cp,
+            pipelined: self.pp > 1,
             groups: greatest_common_divisor(dp, replicas),
             alone: alone([dp, cp, tp], [ep, etp], model),
         }

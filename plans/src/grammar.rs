@@ -351,7 +351,7 @@ impl Fields {
             self.size("ep")?.unwrap_or(1),
             self.size("etp")?.unwrap_or(1),
         );
-        let zero = self.zero(runtime, alone([rest, cp, tp], [ep, etp], model))?;
+        let zero = self.zero(runtime, pp, alone([rest, cp, tp], [ep, etp], model))?;
         let (dp_shard, dp_replicate) = self.replicas(zero, rest)?;
         let micro_batch = self.size("mbs")?.unwrap_or(1);
         let replicas = dp_shard.saturating_mul(dp_replicate);
@@ -394,9 +394,9 @@ impl Fields {
         Ok(decisions.under(runtime, workload.precision))
     }
 
-    fn zero(&self, runtime: &Runtime, alone: bool) -> Result<Zero, StrategyError> {
+    fn zero(&self, runtime: &Runtime, pp: u64, alone: bool) -> Result<Zero, StrategyError> {
         let Some(value) = self.get("zero") else {
-            let best = runtime.space.zero.iter().max().copied().unwrap_or(Zero::Z0);
+            let best = runtime.space.zero_levels(pp).max().unwrap_or(Zero::Z0);
             return Ok(if alone { Zero::Z0 } else { best });
         };
         value

@@ -86,10 +86,19 @@ fn unlisted(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<
         return lacks(format!("context parallelism by {}", d.cp_kind.name()), has);
     }
     let alone = alone([d.dp(), d.cp, d.tp], [d.ep, d.etp], model);
-    if !(alone && d.zero == Zero::Z0 || space.zero.contains(&d.zero)) {
-        let levels = space.zero.iter().map(|&z| format!("ZeRO-{}", u8::from(z)));
-        let has = list(levels, "none");
-        return lacks(format!("ZeRO-{}", u8::from(d.zero)), has);
+    if !(alone && d.zero == Zero::Z0 || space.zero_levels(d.pp).any(|level| level == d.zero)) {
+        let levels = space.zero_levels(d.pp);
+        let has = list(
+            levels.map(|level| format!("ZeRO-{}", u8::from(level))),
+            "none",
+        );
+        let elsewhere = space.zero.contains(&d.zero);
+        let beside = if elsewhere {
+            " beside pipeline parallelism"
+        } else {
+            ""
+        };
+        return lacks(format!("ZeRO-{}{beside}", u8::from(d.zero)), has);
     }
     None
 }
