@@ -27,6 +27,8 @@ pub struct RuntimeSpace {
     pub zero: Vec<Zero>,
     /// Those of the ZeRO levels that jobs with pipeline parallelism may have.
     pub pipeline_zero: Vec<Zero>,
+    /// Pipeline schedules that do not run with few micro-batches.
+    pub filled_schedules: Vec<FilledSchedule>,
     /// Pipeline schedules under which a rank waits for its messages to other stages, whatever [`crate::Overlap::pipeline`] says.
     pub blocking_schedules: Vec<ScheduleKind>,
     /// Whether a rank under such a schedule first sends to another stage and then receives, rather than both at once.
@@ -101,6 +103,24 @@ impl RuntimeSpace {
         let all = self.zero.iter().copied();
         all.filter(move |level| pp == 1 || self.pipeline_zero.contains(level))
     }
+
+    /// The fewest micro-batches with which it runs a schedule on `pp` pipeline ranks.
+    #[must_use]
+    pub fn fewest_micro_batches(&self, schedule: ScheduleKind, pp: u64) -> u64 {
+        let mut filled = self.filled_schedules.iter();
+        let found = filled.find(|filled| filled.schedule == schedule);
+        found.map_or(1, |filled| pp.saturating_sub(filled.idle_ranks).max(1))
+    }
+}
+
+/// A pipeline schedule that does not run with few micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FilledSchedule {
+    /// The schedule.
+    pub schedule: ScheduleKind,
+    /// How many fewer micro-batches than pipeline ranks there may be.
+    pub idle_ranks: u64,
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

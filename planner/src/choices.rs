@@ -172,12 +172,14 @@ impl Asked<'_> {
         }
         let per_rank = self.scenario.model.layers.div_ceil(pp);
         let mut choices = Vec::new();
-        for &kind in &self.scenario.runtime.space.schedules {
+        let space = &self.scenario.runtime.space;
+        for &kind in &space.schedules {
             if !self.constraints.allows_name("schedule", kind.name()) {
                 continue;
             }
             for vpp in self.with_fixed("vpp", 1..=per_rank.min(MAX_VPP)) {
-                if plans::schedule::check(kind, pp, vpp, micro_batches).is_ok() {
+                let filled = micro_batches >= space.fewest_micro_batches(kind, pp);
+                if filled && plans::schedule::check(kind, pp, vpp, micro_batches).is_ok() {
                     choices.push((kind, vpp));
                 }
             }

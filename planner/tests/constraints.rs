@@ -303,6 +303,25 @@ fn what_is_fixed_is_tried_where_it_runs() {
     }
 }
 
+/// PyTorch's 1F1B needs a micro-batch for every pipeline rank, Megatron-LM's does not: 64 sequences on 2 replicas are 2 micro-batches
+/// of 16, or 4 of 8, on 4 ranks.
+#[test]
+fn schedules_are_tried_with_the_micro_batches_that_they_need() {
+    for (runtime, micro_batch, tried) in [
+        ("torchtitan", 16, false),
+        ("torchtitan", 8, true),
+        ("megatron-core", 16, true),
+    ] {
+        let s = scenario("llama3-8b", 8, runtime);
+        let fix = format!("tp=1,pp=4,cp=1,mbs={micro_batch},recompute=full");
+        let space = SearchSpace::new(&s, &parse(&[&fix], &[], &[], &[]).expect("read"));
+        let mut layouts = space.layouts().iter();
+        let in_turn = |d: &plans::Strategy| d.schedule == catalog::ScheduleKind::OneFOneB;
+        let found = layouts.any(|of| space.strategies(of).iter().any(in_turn));
+        assert_eq!(found, tried, "{runtime}, {fix}");
+    }
+}
+
 /// A search tries every dispatcher: HybridEP too, whose kernels order rows beside another micro-batch, where DeepEP's leave that to
 /// the experts.
 #[test]

@@ -80,6 +80,15 @@ fn unlisted(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<
         let has = list(&space.schedules, "no pipeline parallelism");
         return lacks(format!("pipeline schedule {}", d.schedule), has);
     }
+    let fewest = space.fewest_micro_batches(d.schedule, d.pp);
+    if d.pp > 1 && d.num_micro_batches < fewest {
+        let (count, pp) = (d.num_micro_batches, d.pp);
+        let what = format!(
+            "pipeline schedule {} of {count} micro-batches on {pp} ranks",
+            d.schedule
+        );
+        return lacks(what, format!("it with {fewest} micro-batches or more"));
+    }
     if d.cp > 1 && !space.cp_kinds.contains(&d.cp_kind) {
         let kinds = space.cp_kinds.iter().map(|kind| kind.name());
         let has = list(kinds, "no context parallelism");
