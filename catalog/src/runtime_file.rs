@@ -17,7 +17,7 @@ use crate::runtime::{
     AttentionKernel, Overheads, RecomputeMode, Rewrite, Rewrites, Runtime, RuntimeSpace,
     SequenceParallelUse,
 };
-use crate::runtime_space::FilledSchedule;
+use crate::runtime_space::{ExpertSplit, FilledSchedule};
 use crate::selection::Selection;
 use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -106,6 +106,7 @@ pub struct SpaceFile {
     tensor_parallel: Option<bool>,
     sequence_parallel: Option<SequenceParallelUse>,
     expert_parallel: Option<bool>,
+    expert_split: Option<ExpertSplit>,
     hybrid_shard: Option<bool>,
     uneven_stages: Option<bool>,
     kv_heads_limit_tp: Option<bool>,

@@ -54,6 +54,8 @@ pub struct RuntimeSpace {
     pub sequence_parallel: SequenceParallelUse,
     /// Whether expert parallelism is possible.
     pub expert_parallel: bool,
+    /// Over how many ranks one expert may be split.
+    pub expert_split: ExpertSplit,
     /// Whether data parallelism may shard within groups and replicate across them.
     pub hybrid_shard: bool,
     /// Whether stages may have unequal numbers of layers.
@@ -121,6 +123,45 @@ pub struct FilledSchedule {
     pub schedule: ScheduleKind,
     /// How many fewer micro-batches than pipeline ranks there may be.
     pub idle_ranks: u64,
+}
+
+/// Over how many tensor-parallel ranks (`etp`) a runtime may split one expert. Where expert parallelism is not used, torchtitan splits
+/// experts as it does the other layers, over all tensor-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertSplit {
+    /// Any number.
+    Any,
+    /// All tensor-parallel ranks or, with expert parallelism, one.
+    AllOrOne,
+    /// With expert parallelism one, otherwise all tensor-parallel ranks.
+    OneIfSpread,
+}
+
+impl ExpertSplit {
+    /// The numbers of ranks that it allows beside `ep` expert-parallel ranks, the usual one first; `None` if it allows all.
+    #[must_use]
+    pub fn sizes(self, ep: u64, tp: u64) -> Option<Vec<u64>> {
+        match self {
+            Self::Any => None,
+            Self::AllOrOne | Self::OneIfSpread if ep == 1 => Some(vec![tp]),
+            Self::AllOrOne if tp > 1 => Some(vec![1, tp]),
+            Self::AllOrOne | Self::OneIfSpread => Some(vec![1]),
+        }
+    }
+
+    /// Whether `etp` is one of [`Self::sizes`].
+    #[must_use]
+    pub fn allows(self, [ep, etp]: [u64; 2], tp: u64) -> bool {
+        self.sizes(ep, tp).is_none_or(|sizes| sizes.contains(&etp))
+    }
+
+    /// Whether a dispatcher carries tokens to experts that are split over `etp` ranks. torchtitan 0.2 refuses DeepEP there
+    /// (pytorch/torchtitan@v0.2.2, models/deepseek_v3/infra/parallelize.py).
+    #[must_use]
+    pub fn goes_with(self, dispatcher: Dispatcher, etp: u64) -> bool {
+        self == Self::Any || etp == 1 || !dispatcher.deduplicates()
+    }
 }
 
 /// Kinds of recomputation a runtime offers; counts are chosen by the planner.

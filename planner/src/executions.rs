@@ -121,7 +121,10 @@ impl ExecutionChoice {
 pub(crate) fn adapted(d: Decisions, scenario: &Scenario) -> Decisions {
     let (runtime, cluster) = (&scenario.runtime, &scenario.cluster);
     let across = d.experts_lie_across(cluster);
-    let dispatcher = (d.dispatcher).filter(|of| d.ep > 1 && of.exists_on(cluster, across));
+    let runs = |of: &Dispatcher| {
+        of.exists_on(cluster, across) && runtime.space.expert_split.goes_with(*of, d.etp)
+    };
+    let dispatcher = d.dispatcher.filter(|of| d.ep > 1 && runs(of));
     let overlaps = d.ep > 1
         && d.num_micro_batches > d.pp
         && dispatcher != Some(Dispatcher::AllGather)
@@ -348,6 +351,8 @@ impl Asked<'_> {
             true => all.retain(possible),
             false => all = runtime.dispatchers_on(cluster, across),
         }
+        let split = runtime.space.expert_split;
+        all.retain(|dispatcher| split.goes_with(*dispatcher, layout.etp));
         let choice = |dispatcher| Some(dispatcher).filter(|d| *d != runtime.dispatcher);
         all.into_iter().map(choice).collect()
     }

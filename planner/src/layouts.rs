@@ -183,7 +183,8 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
         return;
     };
     let ranks = mesh.tp * mesh.cp * mesh.dp;
-    let parallel = asked.scenario.runtime.space.expert_parallel;
+    let space = &asked.scenario.runtime.space;
+    let (parallel, split) = (space.expert_parallel, space.expert_split);
     let is_asked =
         |&key: &&str| constraints.fix.contains_key(key) || constraints.min.contains_key(key);
     let asked_for = ["ep", "etp"].iter().any(is_asked);
@@ -193,7 +194,9 @@ fn experts(asked: Asked<'_>, mesh: Layout, found: &mut dyn FnMut(Layout)) {
             .take(if mesh.tp == 1 { 1 } else { 2 });
         for etp in asked.with_fixed("etp", tensor) {
             let spread = ep.saturating_mul(etp);
-            let impossible = (spread > 1 && !parallel) || !ranks.is_multiple_of(spread);
+            let impossible = (spread > 1 && !parallel)
+                || !ranks.is_multiple_of(spread)
+                || !split.allows([ep, etp], mesh.tp);
             let in_use = asked.present.is_some_and(|d| (d.ep, d.etp) == (ep, etp));
             if !impossible && (spread <= MAX_EXPERT_RANKS || asked_for || in_use) {
                 found(Layout { ep, etp, ..mesh });

@@ -303,6 +303,36 @@ fn what_is_fixed_is_tried_where_it_runs() {
     }
 }
 
+/// Experts are split over the numbers of ranks that the runtime has, and DeepEP is tried only where the runtime carries tokens with it.
+#[test]
+fn experts_are_split_as_the_runtime_can() {
+    let split = |ep: &str, etp| (ep.to_owned(), etp);
+    let both = [
+        split("alone", 1),
+        split("alone", 2),
+        split("spread", 1),
+        split("spread", 2),
+    ];
+    for (runtime, wanted) in [
+        ("megatron-core", both.to_vec()),
+        ("torchtitan", both[1..].to_vec()),
+        ("torchtitan-2026", both[1..3].to_vec()),
+    ] {
+        let s = scenario("mixtral-8x7b", 8, runtime);
+        let constraints = parse(&["tp=2,pp=1,cp=1,mbs=1,recompute=full"], &[], &[], &[]);
+        let space = SearchSpace::new(&s, &constraints.expect("read"));
+        let layouts = space.layouts().iter();
+        let all: Vec<_> = layouts.flat_map(|of| space.strategies(of)).collect();
+        let of = |d: &plans::Strategy| split(if d.ep == 1 { "alone" } else { "spread" }, d.etp);
+        let found: BTreeSet<_> = all.iter().map(of).collect();
+        assert_eq!(found, wanted.into_iter().collect(), "{runtime}");
+        for d in all {
+            let allowed = allowed_by(&d, &s.model, &s.runtime, s.workload.precision);
+            allowed.expect(runtime);
+        }
+    }
+}
+
 /// PyTorch's 1F1B needs a micro-batch for every pipeline rank, Megatron-LM's does not: 64 sequences on 2 replicas are 2 micro-batches
 /// of 16, or 4 of 8, on 4 ranks.
 #[test]

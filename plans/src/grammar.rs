@@ -347,10 +347,10 @@ impl Fields {
         let vpp = self.size("vpp")?.unwrap_or(1);
         let cp = self.size("cp")?.unwrap_or(1);
         let rest = (workload.gpus / tp.saturating_mul(pp).saturating_mul(cp).max(1)).max(1);
-        let (ep, etp) = (
-            self.size("ep")?.unwrap_or(1),
-            self.size("etp")?.unwrap_or(1),
-        );
+        let ep = self.size("ep")?.unwrap_or(1);
+        let split = (runtime.space.expert_split.sizes(ep, tp)).filter(|_| model.moe.is_some());
+        let usual_split = split.and_then(|sizes| sizes.first().copied());
+        let etp = self.size("etp")?.or(usual_split).unwrap_or(1);
         let zero = self.zero(runtime, pp, alone([rest, cp, tp], [ep, etp], model))?;
         let (dp_shard, dp_replicate) = self.replicas(zero, rest)?;
         let micro_batch = self.size("mbs")?.unwrap_or(1);

@@ -217,6 +217,14 @@ fn layout_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opti
     if (d.ep > 1 || d.etp > 1) && !space.expert_parallel {
         return lacks("expert parallelism", "ep=1");
     }
+    if model.moe.is_some() && !space.expert_split.allows([d.ep, d.etp], d.tp) {
+        let sizes = space.expert_split.sizes(d.ep, d.tp).unwrap_or_default();
+        let has = list(sizes.iter().map(|etp| format!("etp={etp}")), "none");
+        return lacks(
+            format!("etp={} beside ep={} and tp={}", d.etp, d.ep, d.tp),
+            has,
+        );
+    }
     if d.zero != Zero::Z0 && d.dp_replicate > 1 && !space.hybrid_shard {
         return lacks("hybrid sharding", "dp_replicate=1");
     }
@@ -408,6 +416,12 @@ fn expert_lack(
         let all = all.chain(space.dispatchers.iter().copied());
         let has = list(all.map(Dispatcher::name), "its own only");
         return lacks(format!("dispatcher {}", asked.name()), has);
+    }
+    if !space.expert_split.goes_with(asked, d.etp) {
+        return lacks(
+            format!("dispatcher {} with etp={}", asked.name(), d.etp),
+            "it with etp=1",
+        );
     }
     if d.overlap.expert_parallel == runtime.overlap.expert_parallel {
         return None;
