@@ -93,6 +93,8 @@ pub enum SecondSort {
     AfterExchange,
     /// Where a rank has several experts, even if all rows are its own and in order already.
     SeveralExperts,
+    /// Everywhere: the kernel that orders rows also pads those of every expert.
+    Always,
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ impl Timed<'_> {
         self.of.key.execution.dispatcher == Some(Dispatcher::AllToAll)
             && match self.of.scenario.runtime.second_sort {
                 SecondSort::Never => false,
+                SecondSort::Always => true,
                 SecondSort::AfterExchange => self.of.key.layout.ep > 1,
                 SecondSort::SeveralExperts => {
                     self.experts().is_some_and(|(experts, _)| experts > 1)
