@@ -17,7 +17,7 @@ use crate::runtime::{
     AttentionKernel, Overheads, RecomputeMode, Rewrite, Rewrites, Runtime, RuntimeSpace,
     SequenceParallelUse,
 };
-use crate::runtime_space::{ExpertSplit, FilledSchedule};
+use crate::runtime_space::{ExpertSplit, FilledSchedule, ReducesLast};
 use crate::selection::Selection;
 use crate::sharding::{OncePerStep, Unsharded};
 use crate::state_types::{GradientOption, OptimizerStates, StateTypes};
@@ -93,6 +93,7 @@ pub struct SpaceFile {
     cp_kinds: Option<Vec<CpKind>>,
     zero: Option<Vec<Zero>>,
     pipeline_zero: Option<Vec<Zero>>,
+    reduces_last: Option<ReducesLast>,
     filled_schedules: Option<Vec<FilledSchedule>>,
     blocking_schedules: Option<Vec<ScheduleKind>>,
     one_message_at_a_time: Option<bool>,

@@ -27,6 +27,8 @@ pub struct RuntimeSpace {
     pub zero: Vec<Zero>,
     /// Those of the ZeRO levels that jobs with pipeline parallelism may have.
     pub pipeline_zero: Vec<Zero>,
+    /// Jobs whose gradients are reduced after the last backward pass, whatever [`crate::Overlap::grad_reduce`] says.
+    pub reduces_last: ReducesLast,
     /// Pipeline schedules that do not run with few micro-batches.
     pub filled_schedules: Vec<FilledSchedule>,
     /// Pipeline schedules under which a rank waits for its messages to other stages, whatever [`crate::Overlap::pipeline`] says.
@@ -112,6 +114,25 @@ impl RuntimeSpace {
         let mut filled = self.filled_schedules.iter();
         let found = filled.find(|filled| filled.schedule == schedule);
         found.map_or(1, |filled| pp.saturating_sub(filled.idle_ranks).max(1))
+    }
+}
+
+/// The jobs in which gradients are reduced after the last backward pass of a step, although the runtime reduces those of other jobs
+/// beside backward passes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReducesLast {
+    /// Those of these ZeRO levels.
+    pub zero: Vec<Zero>,
+    /// Those with pipeline parallelism.
+    pub pipelines: bool,
+}
+
+impl ReducesLast {
+    /// Whether a job with this ZeRO level and `pp` pipeline ranks is one of them.
+    #[must_use]
+    pub fn contains(&self, zero: Zero, pp: u64) -> bool {
+        self.zero.contains(&zero) || self.pipelines && pp > 1
     }
 }
 

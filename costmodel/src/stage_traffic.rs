@@ -283,6 +283,8 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         .map(|l| l.copies.to_host * l.count as f64);
     let copied = copied.fold(GradientCopies::default(), |sum, of| sum + of);
     let mut overlap = strategy.overlap;
+    let reduces_last = &scenario.runtime.space.reduces_last;
+    overlap.grad_reduce &= !reduces_last.contains(strategy.zero, strategy.pp);
     // With one data-parallel rank the strategy does not decide this: gradients are copied to the
     // host as they come, and replicas of experts, if there are any, send beside other work.
     let alone = traffic.parallel.ranks() == 1;

@@ -14,13 +14,11 @@ const GPUS: u64 = 8;
 /// DeepSpeed as it is, and the same system if it gathered updated parameters while forward passes run.
 const ALTERNATIVES: [Option<Rewrite>; 2] = [None, Some(Rewrite::GatherInStep)];
 
-/// The parts of a step's time under DeepSpeed; with `unless`, under a DeepSpeed without this
-/// rewrite.
-fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
-    let mut s = Scenario {
+fn scenario(runtime: &str) -> Scenario {
+    Scenario {
         model: catalog::load::model("gpt2-xl").expect("preset"),
         cluster: catalog::load::cluster("dgx-a100").expect("preset"),
-        runtime: catalog::load::runtime("deepspeed").expect("preset"),
+        runtime: catalog::load::runtime(runtime).expect("preset"),
         workload: Workload::new(catalog::WorkloadSizes {
             gpus: GPUS,
             seq_len: 1024,
@@ -29,7 +27,19 @@ fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
         })
         .expect("a workload"),
         headroom: 0.0,
-    };
+    }
+}
+
+fn predicted(s: Scenario, plan: &str) -> Breakdown {
+    let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
+    let costs = CostModel::new(s).expect("priced");
+    costs.predict(&plan).expect("priced").breakdown
+}
+
+/// The parts of a step's time under DeepSpeed; with `unless`, under a DeepSpeed without this
+/// rewrite.
+fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
+    let mut s = scenario("deepspeed");
     if let Some(rewrite) = unless {
         assert!(s.runtime.rewrites.remove(&rewrite), "{rewrite:?}");
     }
@@ -37,9 +47,7 @@ fn breakdown(plan: &str, unless: Option<Rewrite>) -> Breakdown {
         // A system that flattens and frees gradients and gathers no parameters in the step would be FSDP.
         s.runtime.rewrites.remove(&Rewrite::ReleaseGradients);
     }
-    let plan = plans::grammar::parse(plan, &s.model, &s.workload, &s.runtime).expect(plan);
-    let costs = CostModel::new(s).expect("priced");
-    costs.predict(&plan).expect("priced").breakdown
+    predicted(s, plan)
 }
 
 /// Seconds in which ranks wait for data-parallel messages, because no computation runs beside them.
@@ -140,4 +148,31 @@ fn deepspeed_sends_sums_to_every_rank() {
     }
     let before = catalog::load::runtime("hf-deepspeed-2021").expect("preset");
     assert!(!before.rewrites.contains(&Rewrite::AllReduceGradients));
+}
+
+/// DeepSpeed without ZeRO and Colossal-AI's pipelines reduce gradients when the last backward pass is over, whatever the strategy says.
+#[test]
+fn gradients_are_reduced_last_where_the_runtime_does_so() {
+    // Runtime, plan, and the share of the weights whose 16-bit gradients a rank then sends and receives, each time all parts but its own.
+    for (runtime, plan, sent) in [
+        ("deepspeed", "dp8 zero0 mbs4", Some(2.0 * 7.0 / 8.0)),
+        ("deepspeed", "dp8 zero1 mbs4", None),
+        (
+            "colossalai",
+            "pp2 dp4 zero1 mbs4",
+            Some(0.5 * 2.0 * 3.0 / 4.0),
+        ),
+        ("colossalai", "dp8 zero1 mbs4", None),
+    ] {
+        let exposed = |plan: &str| predicted(scenario(runtime), plan).dp_exposed_s;
+        let (own, after) = (exposed(plan), exposed(&format!("{plan} overlap=none")));
+        match sent {
+            Some(share) => {
+                assert_eq!(own, after, "{runtime} {plan}");
+                let least = 2.0 * WEIGHTS * share / NVLINK;
+                assert!(own > 0.9 * least, "{runtime} {plan}: {own} {least}");
+            }
+            None => assert!(own < after, "{runtime} {plan}: {own} {after}"),
+        }
+    }
 }

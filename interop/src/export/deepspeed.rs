@@ -257,9 +257,7 @@ fn states(d: &Decisions, limits: &mut Limits) {
         "ZeRO-3 frees parameters after forward",
     );
     limits.refuse_overlap(
-        d.dp() * d.cp > 1
-            && (d.zero == Zero::Z0 && !d.overlap.grad_reduce
-                || d.zero == Zero::Z3 && !d.overlap.param_gather),
+        d.dp() * d.cp > 1 && d.zero == Zero::Z3 && !d.overlap.param_gather,
         "overlap",
         "there is no switch for this at this ZeRO stage; with overlap allowed, it overlaps what it can",
     );
