@@ -34,7 +34,7 @@ const TARGETS: [(&str, &str); 10] = [
     ("deepspeed", "zero=1"),
     ("accelerate", "zero=3,reshard=off"),
     ("axolotl", "zero=3,reshard=off"),
-    ("nanotron", "tp=2,zero=1"),
+    ("nanotron", "tp=2,zero=0"),
     ("vescale", "tp=2,zero=1"),
 ];
 

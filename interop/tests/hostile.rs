@@ -86,6 +86,7 @@ fn exported(name: &str, dialect: Dialect, launcher: Option<Launcher>) -> Exporte
         | Dialect::Accelerate
         | Dialect::Axolotl
         | Dialect::Transformers => 3,
+        Dialect::Nanotron => 0,
         _ => 1,
     };
     let text = format!("tp=1,pp=1,zero={zero},mbs=1,overlap=grad+param+pp");

@@ -408,6 +408,12 @@ fn what_nanotrons_file_leaves_out_is_its_default() {
             "{notes}"
         );
     }
+    for (stage, noted) in [(1, true), (0, false)] {
+        let more = format!("optimizer: {{zero_stage: {stage}}}\n");
+        let notes = of("", &more).notes.join("\n");
+        let stops = "zero_stage 1: nanotron stops with NotImplementedError";
+        assert_eq!(notes.contains(stops), noted, "{notes}");
+    }
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn what_a_runtime_lacks_is_refused() {
         ("nanotron", "llama3-8b", "tp4 pp4 dp4 mbs16".to_owned(), "it with 3 micro-batches or more"),
         ("colossalai", "llama3-8b", "tp2 pp8 dp4 mbs8".to_owned(), "it with 8 micro-batches or more"),
         ("megatron-core", "llama3-8b", "tp2 pp8 dp4 mbs8".to_owned(), ""),
+        ("nanotron", "llama3-8b", "dp64 zero1".to_owned(), "no ZeRO-1; it has ZeRO-0"),
         ("torchtitan", "mixtral-8x7b", "tp4 ep4 etp4 zero3".to_owned(), ""),
         ("torchtitan", "mixtral-8x7b", "tp4 ep4 etp2 zero3".to_owned(), "no etp=2 beside ep=4 and tp=4; it has etp=1, etp=4"),
         ("torchtitan", "mixtral-8x7b", "tp4 ep4 etp4 zero3 dispatcher=deepep".to_owned(), "no dispatcher deepep with etp=4; it has it with etp=1"),

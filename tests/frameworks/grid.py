@@ -115,7 +115,7 @@ GRID = [
     ("transformers", "hf-trainer", ANY, ["zero=3,recompute=full", "zero=3,reshard=off,mbs=2", "zero=0", "zero=3,optim_states=8bit_moments"]),
     ("transformers-deepspeed", "hf-deepspeed", DENSE, ["zero=1", "zero=3,recompute=full", "zero=3,offload=parameters"]),
     ("llama-factory", "hf-deepspeed", DENSE, ["zero=1", "zero=2,mbs=2", "zero=3,recompute=full", "zero=2,offload=optimizer"]),
-    ("nanotron", "nanotron", own("nanotron"), ["zero=1", "tp=2,pp=2,zero=1,recompute=full", "cp=2,cp_kind=all_gather,zero=1", "pp=2,schedule=gpipe"]),
+    ("nanotron", "nanotron", own("nanotron"), ["zero=0", "tp=2,pp=2,recompute=full", "cp=2,cp_kind=all_gather", "pp=2,schedule=gpipe"]),
 ]
 
 # Sources that are not on PyPI: folders of the environment with the commit's files, put on the path of imports.

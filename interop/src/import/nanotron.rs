@@ -69,6 +69,13 @@ fn notes(doc: &Document, pp: u64) -> Result<Vec<String>, ImportError> {
     if doc.flag(accumulates)? == Some(false) && precision(doc)? != Precision::Fp32 {
         notes.push(unplanned::in_16_bits(doc, accumulates, "false"));
     }
+    if doc.size("optimizer.zero_stage")? == Some(1) {
+        notes.push(
+            "optimizer.zero_stage 1: nanotron stops with NotImplementedError when it reduces gradients (huggingface/nanotron@2411b02, \
+             optim/gradient_accumulator.py, get_fp32_accum_hook)"
+                .to_owned(),
+        );
+    }
     if pp > 1 {
         notes.push("nanotron places layers by their cost; the plan splits them evenly".to_owned());
     }

@@ -278,10 +278,10 @@ fn each_target_takes_the_plans_it_is_made_for() {
             &[MegatronLm, MegatronBridge],
         ),
         ("llama3-8b", "tp=1,zero=0", &all_but_nanotron),
-        ("llama2-7b", "tp=4,pp=4,zero=1", &[Nanotron]),
+        ("llama2-7b", "tp=4,pp=4,zero=0", &[Nanotron]),
         (
             "llama2-7b",
-            "tp=2,cp=4,cp_kind=all_gather,zero=1",
+            "tp=2,cp=4,cp_kind=all_gather,zero=0",
             &[Nanotron],
         ),
         (
@@ -475,7 +475,8 @@ fn refusals_name_a_choice_that_is_taken() {
             "cp_kind=ring",
         ),
         (Dialect::Transformers, "zero=2", "zero=3"),
-        (Dialect::Nanotron, "zero=3", "zero=1"),
+        (Dialect::Nanotron, "zero=3", "zero=0"),
+        (Dialect::Nanotron, "zero=1", "zero=0"),
         (Dialect::VeScale, "cp=2,zero=1", "cp=1"),
         (
             Dialect::MegatronLm,

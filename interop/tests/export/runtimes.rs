@@ -270,12 +270,10 @@ fn deepspeed_treats_gradients_as_predicted() {
 fn other_overlaps_are_told() {
     let (model, workload) = scene("llama2-7b", 64, Precision::Bf16);
     for (text, want) in [
-        ("zero=1,overlap=none", Some("grad+pp")),
-        ("zero=1,overlap=grad+param", Some("grad+pp")),
-        ("zero=1,overlap=grad", None),
-        ("tp=2,sp,zero=1,overlap=grad+tp", None),
-        ("pp=4,zero=1,overlap=grad+pp", Some("grad")),
-        ("pp=4,zero=1,overlap=grad", None),
+        ("zero=0,overlap=grad", None),
+        ("tp=2,sp,zero=0,overlap=grad+tp", None),
+        ("pp=4,zero=0,overlap=grad+pp", Some("grad")),
+        ("pp=4,zero=0,overlap=grad", None),
         ("zero=0,overlap=none", Some("grad+pp")),
         ("zero=0,overlap=grad+param", None),
     ] {

@@ -465,13 +465,9 @@ fn axolotl() {
 
 #[test]
 fn nanotron() {
-    let text = file(
-        "llama2-7b",
-        "tp=4,pp=4,zero=1,recompute=full",
-        Dialect::Nanotron,
-    );
+    let text = file("llama2-7b", "tp=4,pp=4,recompute=full", Dialect::Nanotron);
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero1 sp mbs1 1f1b recompute=full overlap=grad+param+pp
+    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero0 sp mbs1 1f1b recompute=full overlap=grad+param+pp
     general:
       project: vescale-plan
       run: "0123456789abcdef"
@@ -486,7 +482,7 @@ fn nanotron() {
       tp_linear_async_communication: false
       recompute_layer: true
     optimizer:
-      zero_stage: 1
+      zero_stage: 0
       accumulate_grad_in_fp32: true
       clip_grad: 1.0
       weight_decay: 0.01

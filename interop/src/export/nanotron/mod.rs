@@ -16,7 +16,7 @@ use plans::decisions::{Decisions, Recompute};
 
 const FILE: &str = "nanotron.yaml";
 /// What nanotron overlaps without a switch for it: buckets of gradients in the last backward (optim/gradient_accumulator.py). It
-/// gathers updated parameters after the step (optim/zero.py) and waits for messages between stages.
+/// waits for messages between stages.
 pub(crate) const OVERLAP: Overlap = Overlap {
     grad_reduce: true,
     ..Overlap::NONE
@@ -40,7 +40,7 @@ pub(crate) fn files(job: &Job<'_>, limits: &mut Limits) -> Vec<Draft> {
     limits.overlaps(
         d,
         own,
-        "gradients are reduced beside the last backward, updated parameters gathered and activations sent beside nothing",
+        "gradients are reduced beside the last backward, and activations sent beside nothing",
     );
     let mut root = Node::table();
     root.set("general.project", "vescale-plan");
@@ -198,13 +198,8 @@ fn refuse_stages(d: &Decisions, layers: u64, limits: &mut Limits) {
 
 fn refuse_states(d: &Decisions, limits: &mut Limits) {
     limits.refuse(
-        matches!(d.zero, Zero::Z2 | Zero::Z3),
-        "zero=1",
-        "it has ZeRO 0 and 1",
-    );
-    limits.refuse(
-        d.zero == Zero::Z1 && d.dp_replicate > 1,
-        "dp_replicate=1",
-        "it shards states over all data-parallel ranks",
+        d.zero != Zero::Z0,
+        "zero=0",
+        "it has no ZeRO-2 or 3, and its ZeRO-1 stops with NotImplementedError when it reduces gradients (optim/gradient_accumulator.py, get_fp32_accum_hook)",
     );
 }

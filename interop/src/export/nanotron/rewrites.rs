@@ -1,6 +1,5 @@
 //! Which rewrites nanotron performs.
 
-use catalog::Zero;
 use catalog::runtime::Rewrite;
 
 use crate::export::job::Job;
@@ -107,12 +106,6 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
             Never("pipeline stages hold only the tensors of micro-batches in flight")
         }
         Rewrite::ScatterGatherTransfer if sends_whole(job) => Never("whole activations are sent"),
-        Rewrite::AllReduceGradients if d.zero == Zero::Z1 => {
-            Never("gradients are reduced to the rank that updates them")
-        }
-        Rewrite::CopyGradientsForStep if d.zero == Zero::Z1 => {
-            Never("the step reads the 32-bit buffers")
-        }
         Rewrite::FlattenGradients => Never("gradients lie in one buffer from the start"),
         Rewrite::CopyShards => Never("parameters are used where they lie"),
         Rewrite::GatherTensorByTensor => Never("it has no ZeRO-3"),
@@ -122,6 +115,8 @@ fn states(rewrite: Rewrite, job: &Job<'_>) -> Stance {
         Rewrite::GatherInStep | Rewrite::WholeStageBuckets => Nothing,
         // It has no ZeRO-3.
         Rewrite::GatherHeldType => Nothing,
+        // Every rank updates all weights: ZeRO-1 is refused.
+        Rewrite::AllReduceGradients | Rewrite::CopyGradientsForStep => Nothing,
         Rewrite::BroadcastParameters => Never("ranks gather parameters at once"),
         Rewrite::SaveQuantisedInputs
         | Rewrite::KeepQuantisedWeights
