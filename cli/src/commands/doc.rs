@@ -67,7 +67,7 @@ fn settings() {
 
 const STRATEGIES: &str = "\
 A strategy is a list of words, separated by commas or spaces. A word is key=value (tp=8) or, shorter, the key with its number \
-(tp8). What is left out is the runtime's default. Strategies are printed in the short form, and every form is read wherever \
+(tp8). What is left out is the runtime's default; only etp is 1 where Megatron's default is tp. Strategies are printed in the short form, and every form is read wherever \
 a strategy is asked for.
 
   --strategy tp=8,pp=4,recompute=selective
