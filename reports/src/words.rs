@@ -409,6 +409,7 @@ fn stages(d: &Decisions) -> String {
 fn replicas(d: &Decisions) -> String {
     let shared = match d.zero {
         Zero::Z0 => "",
+        _ if d.dp_shard * d.cp == 1 => ", none of which shares its states",
         Zero::Z1 => ", which share the optimizer's states (ZeRO-1)",
         Zero::Z2 => ", which share the optimizer's states and gradients (ZeRO-2)",
         Zero::Z3 => ", which share parameters, gradients and the optimizer's states (ZeRO-3)",
@@ -540,9 +541,9 @@ pub fn warnings(p: &Prediction) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use catalog::Bytes;
-    use plans::HostMemory;
+    use plans::{Decisions, HostMemory, Zero};
 
-    use super::{host_memory, moment};
+    use super::{host_memory, moment, replicas};
 
     #[test]
     fn nodes_that_differ_are_not_each_node() {
@@ -553,6 +554,18 @@ mod tests {
         for (alike, node) in [(true, "each"), (false, "the fullest")] {
             let said = format!("1.00 GiB of 4.00 GiB of {node} node's host memory");
             assert_eq!(host_memory(memory, alike), Some(said));
+        }
+    }
+
+    #[test]
+    fn replicas_share_states_only_where_they_are_divided() {
+        for (dp_shard, dp_replicate, shared) in [
+            (8, 1, "which share the optimizer's states (ZeRO-1)"),
+            (1, 8, "none of which shares its states"),
+        ] {
+            let mut d = Decisions::on_one_gpu(2, catalog::Overlap::NONE);
+            (d.dp_shard, d.dp_replicate, d.zero) = (dp_shard, dp_replicate, Zero::Z1);
+            assert_eq!(replicas(&d), format!("8 replicas (DP 8), {shared}"));
         }
     }
 
