@@ -135,9 +135,14 @@ pub fn relaxations(
     );
     if let Some(needed) = lightest? {
         let device = &scenario.cluster.device;
+        let (usable, all) = (scenario.capacity(), device.memory.value);
+        let has = match usable < all {
+            true => format!("{usable} usable of {all}"),
+            false => all.to_string(),
+        };
         advice.push(Relaxation::advice(format!(
-            "the lightest strategy needs {needed} of memory per GPU; {} has {}",
-            device.name, device.memory.value
+            "the lightest strategy needs {needed} of memory per GPU; {} has {has}",
+            device.name
         )));
         let riskier = |risk| riskier(scenario, needed, risk);
         advice.extend(options.risk.and_then(riskier));
