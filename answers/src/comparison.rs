@@ -83,6 +83,9 @@ impl Comparison {
             |name: &str, shown: fn(&Prediction) -> String| [name.to_owned(), shown(a), shown(b)];
         let mut rows = vec![
             row("step time", |p| format::seconds(p.step_time)),
+            row("tokens/s/GPU", |p| {
+                format::significant(p.tokens_per_s_per_gpu)
+            }),
             row("MFU", |p| of(p.mfu)),
             row("MFU, PaLM convention", |p| of(p.mfu_palm)),
             row("peak memory", |p| format::bytes(p.peak_memory)),

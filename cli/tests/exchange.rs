@@ -158,6 +158,9 @@ fn export_and_import_are_inverse() {
             &["compare", "a.plan.yaml", "b.plan.yaml", "--json"],
         );
         assert_eq!(code(&compared), 0, "{}", stderr(&compared));
+        let shown = run(folder.path(), &["compare", "a.plan.yaml", "b.plan.yaml"]);
+        let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+        assert!(shown.contains("tokens/s/GPU"), "{shown}");
         let text = json(&imported)["strategy_text"]
             .as_str()
             .expect("text")
