@@ -173,6 +173,7 @@ impl RunsFile {
             return Err(SpecError::field(path, "schema", message));
         }
         file.check_sizes(path)?;
+        file.check_products(path)?;
         Ok(file)
     }
 }

@@ -14,8 +14,22 @@ const MAY_BE_ABSENT: [&str; 2] = ["shared_experts", "dense_layers"];
 impl RunsFile {
     /// Refuses runs with a size out of range, and names the run and its field.
     pub(super) fn check_sizes(&self, path: &str) -> Result<(), SpecError> {
+        self.check_each(path, check)
+    }
+
+    /// Refuses runs whose sizes contradict each other: a prediction would have to ignore one of them. Published rows are predicted
+    /// all the same, by the number of GPUs and the batch.
+    pub(super) fn check_products(&self, path: &str) -> Result<(), SpecError> {
+        self.check_each(path, contradicts)
+    }
+
+    fn check_each(
+        &self,
+        path: &str,
+        of_run: fn(&Run) -> Result<(), (String, String)>,
+    ) -> Result<(), SpecError> {
         for (index, run) in self.runs.iter().enumerate() {
-            check(run).map_err(|(field, message)| {
+            of_run(run).map_err(|(field, message)| {
                 let run = match run.id.as_str() {
                     "" => (index + 1).to_string(),
                     id => format!("`{id}`"),
@@ -25,6 +39,36 @@ impl RunsFile {
         }
         Ok(())
     }
+}
+
+/// Refuses a number of replicas that is not that of the GPUs, and a number of micro-batches that is not that of the batch.
+fn contradicts(run: &Run) -> Result<(), (String, String)> {
+    let sizes = [run.num_gpus, run.tp, run.pp];
+    let [Some(gpus), Some(tp), Some(pp)] = sizes else {
+        return Ok(());
+    };
+    let of_replica = [tp, pp, run.cp.unwrap_or(1)].into_iter();
+    let replica = of_replica.fold(1, u64::saturating_mul);
+    let replicas = gpus / replica.max(1);
+    if let Some(dp) = run.dp.filter(|dp| *dp != replicas) {
+        let message =
+            format!("{dp} replicas of {replica} GPUs (tp · pp · cp) are not num_gpus {gpus}");
+        return Err(("dp".to_owned(), message));
+    }
+    let batches = [run.global_batch, run.micro_batch, run.grad_accum];
+    let [Some(batch), Some(micro_batch), Some(steps)] = batches else {
+        return Ok(());
+    };
+    let product = [replicas, micro_batch, steps]
+        .into_iter()
+        .fold(1, u64::saturating_mul);
+    if product == batch {
+        return Ok(());
+    }
+    let message = format!(
+        "{steps} micro-batches of {micro_batch} sequences on each of {replicas} replicas are not global_batch {batch}"
+    );
+    Err(("grad_accum".to_owned(), message))
 }
 
 /// Refuses what is assumed under an unknown name, and a size of a run that is out of range, by its field's name. Every number is a size but those that were measured, those
@@ -93,6 +137,35 @@ mod tests {
             let text = format!("schema: runs-v1\nruns: [{run}]\n");
             let error = RunsFile::parse(&text, "runs.yaml").expect_err(run);
             assert!(error.to_string().contains(says), "{run}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_contradict_each_other_are_refused() {
+        // 16 GPUs in replicas of tp 2 are 8 replicas; 32 sequences in micro-batches of 1 are 4 on each.
+        let mesh = "num_gpus: 16, tp: 2, pp: 1";
+        let batch = "global_batch: 32, micro_batch: 1";
+        for (rest, says) in [
+            (
+                "dp: 4".to_owned(),
+                "field `dp`: 4 replicas of 2 GPUs (tp · pp · cp) are not num_gpus 16",
+            ),
+            ("dp: 4, cp: 2".to_owned(), ""),
+            ("dp: 8".to_owned(), ""),
+            (
+                format!("{batch}, grad_accum: 2"),
+                "field `grad_accum`: 2 micro-batches of 1 sequences on each of 8 replicas are not global_batch 32",
+            ),
+            (format!("{batch}, grad_accum: 4"), ""),
+            (format!("dp: 8, {batch}"), ""),
+        ] {
+            let text = format!("schema: runs-v1\nruns: [{{id: a, {mesh}, {rest}}}]\n");
+            let said = match RunsFile::parse(&text, "runs.yaml") {
+                Ok(_) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            let right = said.contains(says) && says.is_empty() == said.is_empty();
+            assert!(right, "{rest}: {said:?}, not {says:?}");
         }
     }
 
