@@ -4,7 +4,7 @@ use catalog::prefetch::Ahead;
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
 use catalog::sharding::bucket_elements;
 use catalog::state_types::StateTypes;
-use catalog::{Seconds, Zero};
+use catalog::{Bytes, Seconds, Zero};
 use dtensor::CollectiveKind;
 use models::BlockClass;
 use plans::Decisions;
@@ -240,21 +240,24 @@ pub(crate) fn add_layers(
     Ok(())
 }
 
-/// Adds the extra time to broadcast parameters from one rank after the other instead of gathering
-/// them: one latency for every rank, but the first, that owns any of `tensors` whole parameters.
+/// Adds the extra time to broadcast `parameters` from one rank after the other instead of gathering them: one start for every rank,
+/// but the first, that owns any of `tensors` whole parameters.
 ///
 /// # Errors
 /// When a message was not measured.
 pub(crate) fn broadcast(
     parallel: &DataParallel,
     tensors: u64,
+    parameters: Bytes,
     message: Message<'_>,
     stage: &mut StageWork,
 ) -> Result<(), CostError> {
     if let Some(gather) = &mut stage.exposed_gather {
-        let latency = parallel.latency(CollectiveKind::AllGather, message)?;
         let (ranks, _) = parallel.shared_by();
-        *gather += latency * ranks.min(tensors).saturating_sub(1) as f64;
+        let senders = ranks.min(tensors);
+        let of_each = Bytes(parameters.0 / senders.max(1));
+        let start = parallel.start(CollectiveKind::AllGather, of_each, message)?;
+        *gather += start * senders.saturating_sub(1) as f64;
     }
     Ok(())
 }

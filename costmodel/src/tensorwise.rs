@@ -39,11 +39,15 @@ pub(crate) fn expose(
         sum(|run| run.cost.weights.all().total()),
         sum(|run| run.cost.weights.trained.total()),
     ];
-    let gather_latency = parallel.latency(CollectiveKind::AllGather, message)?;
-    let reduce_latency = parallel.latency(CollectiveKind::ReduceScatter, message)?;
-    // The first tensor of a block has its latency in the block's collective.
-    let tensors = |count: u64, latency: Seconds| {
-        launch * (count as f64 * ranks) + latency * count.saturating_sub(blocks) as f64
+    let start = |kind, elements: u64, tensors: u64| {
+        let bytes = Bytes(elements * size / tensors.max(1));
+        parallel.start(kind, bytes, message)
+    };
+    let gather_start = start(CollectiveKind::AllGather, whole, gathered)?;
+    let reduce_start = start(CollectiveKind::ReduceScatter, trained, reduced)?;
+    // The first tensor of a block has its start in the block's collective.
+    let tensors = |count: u64, start: Seconds| {
+        launch * (count as f64 * ranks) + start * count.saturating_sub(blocks) as f64
     };
     let passes = |count: u64, elements: u64| {
         let moved = Bytes(count * (elements * size));
@@ -61,15 +65,15 @@ pub(crate) fn expose(
         dp,
         ..Work::default()
     };
-    let all = gather + tensors(gathered, gather_latency);
+    let all = gather + tensors(gathered, gather_start);
     stage.forward += waits(all);
     // Recomputation frees what it gathered, except the tensor it used last, which backward begins with.
     if stage.recompute.duration().0 > 0.0 {
-        let again = gather + tensors(gathered.saturating_sub(blocks), gather_latency);
+        let again = gather + tensors(gathered.saturating_sub(blocks), gather_start);
         stage.backward.add_input(waits(again));
     }
     stage.backward.add_input(waits(all));
-    (stage.backward).add_weight(waits(reduce + tensors(reduced, reduce_latency)));
+    (stage.backward).add_weight(waits(reduce + tensors(reduced, reduce_start)));
     Ok(())
 }
 

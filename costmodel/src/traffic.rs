@@ -137,16 +137,21 @@ impl DataParallel {
         self.within_groups(elements, gathered, kind, message, buckets)
     }
 
-    /// Time of a collective, with almost no bytes, between the ranks that share dense states.
+    /// What a collective of this many bytes between the ranks that share dense states takes beyond the time in which a much larger one
+    /// moves as many.
     ///
     /// # Errors
     /// When messages were not measured.
-    pub(crate) fn latency(
+    pub(crate) fn start(
         &self,
         kind: CollectiveKind,
+        bytes: Bytes,
         message: Message<'_>,
     ) -> Result<Seconds, CostError> {
-        message(kind, Bytes(self.dense.size), self.dense)
+        const LARGE: Bytes = Bytes(1 << 40);
+        let time = |bytes| message(kind, bytes, self.dense);
+        let moved = (time(LARGE * 2)? - time(LARGE)?) * (bytes.as_f64() / LARGE.as_f64());
+        Ok((time(bytes)? - moved).max(Seconds(0.0)))
     }
 
     /// Time to reduce the gradients of a block; `kind` says whether every rank gets all sums.

@@ -20,6 +20,7 @@ use crate::args::{ExportArgs, LauncherArg};
 use crate::commands::assumptions::{self, AssumptionJson};
 use crate::commands::import::document;
 use crate::commands::stale_launchers;
+use crate::commands::under_target::{self, UnderTargetJson};
 use crate::destinations;
 use crate::error::{CliError, code};
 use crate::output;
@@ -32,6 +33,9 @@ struct ExportJson<'a> {
     files: Vec<FileJson>,
     unfilled: &'a [Unfilled],
     assumptions: Vec<AssumptionJson>,
+    /// What the files take under the runtime that stands for the target; absent where that is the plan's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    under_target: Option<UnderTargetJson>,
     notes: Vec<String>,
 }
 
@@ -197,6 +201,12 @@ fn job<'a>(loaded: &'a Opened, strategy: &'a Strategy, inputs: Inputs<'a>) -> Jo
     }
 }
 
+/// What is predicted of exported files beyond the plan's own prediction.
+struct Prices {
+    assumptions: Vec<AssumptionJson>,
+    under_target: Option<UnderTargetJson>,
+}
+
 fn finish(
     args: &ExportArgs,
     loaded: &Opened,
@@ -211,11 +221,14 @@ fn finish(
         None => Ok(Vec::new()),
     };
     let exported = &*exported;
-    let assumptions = assumptions::priced(loaded, &exported.unmet);
-    notes(args, loaded, exported, &assumptions);
+    let prices = Prices {
+        assumptions: assumptions::priced(loaded, &exported.unmet),
+        under_target: under_target::predicted(loaded, dialect, exported),
+    };
+    notes(args, loaded, dialect, exported, &prices);
     let folder = args.output.as_deref().filter(|_| saved.is_ok());
     if args.format.json {
-        print_json(loaded, dialect, exported, folder, assumptions)?;
+        print_json(loaded, dialect, exported, folder, prices)?;
     } else if args.output.is_some() {
         let files = exported.files.iter();
         for path in files.filter_map(|file| Some(folder?.join(&file.name))) {
@@ -256,7 +269,7 @@ fn print_json(
     dialect: Dialect,
     exported: &Exported,
     folder: Option<&Path>,
-    assumptions: Vec<AssumptionJson>,
+    prices: Prices,
 ) -> Result<(), CliError> {
     let file = |file: &ExportedFile| FileJson {
         name: file.name.clone(),
@@ -269,18 +282,27 @@ fn print_json(
         plan: loaded.file.id.clone(),
         files: exported.files.iter().map(file).collect(),
         unfilled: &exported.unfilled,
-        assumptions,
+        assumptions: prices.assumptions,
+        under_target: prices.under_target,
         notes: exported.notes.clone(),
     })
 }
 
 /// Prints what is still to be filled in, and what the target does less or otherwise.
-fn notes(args: &ExportArgs, loaded: &Opened, exported: &Exported, assumptions: &[AssumptionJson]) {
+fn notes(
+    args: &ExportArgs,
+    loaded: &Opened,
+    dialect: Dialect,
+    exported: &Exported,
+    prices: &Prices,
+) {
     for unfilled in &exported.unfilled {
         let line = format!("fill in {}: {}", unfilled.name, unfilled.what);
         output::note(args.format.quiet, &line);
     }
-    let differences = assumptions::sentences(loaded, &exported.unmet, assumptions);
+    let mut differences = assumptions::sentences(loaded, &exported.unmet, &prices.assumptions);
+    let under_target = prices.under_target.iter();
+    differences.extend(under_target.map(|under| under_target::sentence(loaded, dialect, under)));
     for note in exported.notes.iter().chain(&differences) {
         output::note(args.format.quiet, &format!("note: {note}"));
     }

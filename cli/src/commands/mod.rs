@@ -28,6 +28,7 @@ mod search;
 mod size;
 mod stale_launchers;
 mod trace;
+mod under_target;
 mod validate;
 
 use std::process::ExitCode;

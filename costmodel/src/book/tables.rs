@@ -228,7 +228,13 @@ impl TablePrices {
         }
         if has(Rewrite::BroadcastParameters) {
             let tensors = runs.iter().map(|run| run.cost.tensors.reduced * run.count);
-            stage_traffic::broadcast(traffic.parallel, tensors.sum(), &message, stage)?;
+            let elements = runs
+                .iter()
+                .map(|run| run.cost.weights.trained.total() * run.count);
+            let size = traffic.scenario.workload.precision.activation().size();
+            let parameters = Bytes(elements.sum::<u64>() * size);
+            let parallel = traffic.parallel;
+            stage_traffic::broadcast(parallel, tensors.sum(), parameters, &message, stage)?;
         }
         // After the traffic is added: the blocks' shares of the stage's time are taken without these copies.
         if gathers_for_every_pass {

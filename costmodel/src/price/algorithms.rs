@@ -50,9 +50,9 @@ impl Crossing {
         Some(long.min(self.short_ring()))
     }
 
-    /// Time of a ring by NCCL's protocol for short messages, LL: every 8 bytes carry a flag of 4, so that steps need no
-    /// synchronisation but the rate is low (NVIDIA/nccl@5067397, `src/graph/tuning.cc`). NCCL takes the protocol that it
-    /// expects to be faster.
+    /// Time of a ring by NCCL's protocol for short messages, LL: every 4 bytes carry a flag of 4, so that steps need no
+    /// synchronisation, but links carry at most half as much, and not more than a rate of the protocol's own
+    /// (NVIDIA/nccl@5067397, `src/graph/tuning.cc`). NCCL takes the protocol that it expects to be faster.
     fn short_ring(&self) -> f64 {
         let rounds = match self.op {
             CollectiveOp::AllReduce => 2.0,
@@ -62,9 +62,10 @@ impl Crossing {
         let crossings = (self.ranks.div_ceil(self.together) - 1) as f64;
         let crossing = known::SHORT_RING_CROSSING.factor() + self.far_latency;
         let inside = (steps - crossings) * known::SHORT_RING_STEP.factor();
-        let traffic = known::SHORT_RING_TRAFFIC.factor() * (self.bytes / 1e6);
+        let sent = rounds * self.bytes * steps / self.ranks as f64;
+        let traffic = known::SHORT_RING_TRAFFIC.factor() * (sent / 1e6);
         let latency = known::SHORT_RING_START.factor() + rounds * (inside + crossings * crossing);
-        latency + rounds * traffic * steps / self.ranks as f64
+        latency + traffic.max(2.0 * self.moved)
     }
 
     fn tree(&self) -> Option<f64> {

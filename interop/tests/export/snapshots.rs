@@ -465,9 +465,13 @@ fn axolotl() {
 
 #[test]
 fn nanotron() {
-    let text = file("llama2-7b", "tp=4,pp=4,recompute=full", Dialect::Nanotron);
+    let text = file(
+        "llama2-7b",
+        "tp=4,pp=4,zero=0,recompute=full",
+        Dialect::Nanotron,
+    );
     insta::assert_snapshot!(text, @r#"
-    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero0 sp mbs1 1f1b recompute=full overlap=grad+param+pp
+    # vescale-plan 0123456789abcdef · llama2-7b on 64 GPUs: tp4 pp4 dp4 zero0 sp mbs1 1f1b recompute=full overlap=grad+pp
     general:
       project: vescale-plan
       run: "0123456789abcdef"
