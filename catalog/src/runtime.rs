@@ -19,8 +19,8 @@ use crate::units::{Bytes, Seconds};
 
 pub use crate::runtime_space::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 
-/// Parameters per bucket of data-parallel messages that predictions assume where blocks share buckets: Megatron-LM's least
-/// ([`crate::sharding::bucket_elements`]), which exports write for systems with another default.
+/// Parameters per bucket of data-parallel messages that predictions assume where blocks share buckets: Megatron-LM's least, which
+/// exports write for DeepSpeed, whose default is another.
 pub const BUCKET_ELEMENTS: u64 = 40_000_000;
 
 /// A resolved runtime.

@@ -3,15 +3,6 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::BUCKET_ELEMENTS;
-
-/// Parameters in a bucket of Megatron-LM's data-parallel messages among `ranks` ranks, if nothing else is asked for
-/// (`max(40000000, 1000000 * dp)`, NVIDIA/Megatron-LM@d98e8a6, `distributed_data_parallel.py`).
-#[must_use]
-pub fn bucket_elements(ranks: u64) -> u64 {
-    BUCKET_ELEMENTS.max(1_000_000 * ranks)
-}
-
 /// What a runtime does once per step, not for every micro-batch, where ZeRO-3 or FSDP holds parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -74,7 +74,7 @@ const COMMANDS: [(&str, i32, &str); 63] = [
     ("calibrate --measured pp=2,mbs=1:1s --plan one.yaml -o my.yaml", 2, "has several pools"),
     ("search --from two.yaml --fix vpp=1 -o again.yaml", 0, "the present strategy is the best plan"),
     ("search --from two.yaml -o again.yaml", 0, "Not looked for: where groups of replicas differ"),
-    ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --keep tp -o more.yaml", 0, "The best plan has groups of replicas side by side on"),
+    ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --keep pp -o more.yaml", 0, "The best plan has groups of replicas side by side on"),
     ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --report more.html -o more.yaml && cat more.html", 0, "From the present strategy"),
     ("search --from two.yaml --cluster '16 x dgx-h100 + 8 x dgx-a100' --keep pp -o more.yaml", 0, "vescale-plan compare more.yaml two.yaml"),
     ("search --from two.yaml --seq 2k", 2, "no --seq, or one of its groups, such as two.yaml#1"),

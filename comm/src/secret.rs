@@ -235,7 +235,7 @@ mod tests {
         };
         mode(0o644);
         let wrong = secret().expect_err("others can read it");
-        assert!(wrong.contains("only this user can read"), "{wrong}");
+        assert!(wrong.contains("this user alone can read"), "{wrong}");
         mode(0o600);
         std::fs::write(path, "short").expect("written");
         assert!(

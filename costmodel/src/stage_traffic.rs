@@ -2,7 +2,6 @@
 
 use catalog::prefetch::Ahead;
 use catalog::runtime::{BUCKET_ELEMENTS, Rewrite};
-use catalog::sharding::bucket_elements;
 use catalog::state_types::StateTypes;
 use catalog::{Bytes, Seconds, Zero};
 use dtensor::CollectiveKind;
@@ -39,6 +38,10 @@ struct PriceKey {
     is_layer: bool,
     buckets: Buckets,
 }
+
+/// Parameters that a bucket of Megatron-LM's data-parallel messages has at least for each of their ranks, unless it is told a size
+/// (`max(40000000, 1000000 * dp)`, NVIDIA/Megatron-LM@d98e8a6, `distributed_data_parallel.py`).
+const BUCKET_OF_A_RANK: u64 = 1_000_000;
 
 /// More elements than the buckets of any stage have.
 const MANY_ELEMENTS: Elements = Elements {
@@ -100,7 +103,7 @@ impl<'a> Traffic<'a> {
             return Buckets::Of(of(BUCKET_ELEMENTS));
         }
         let in_parts = by_stage && overlaps;
-        let part = bucket_elements(self.parallel.ranks());
+        let part = BUCKET_ELEMENTS.max(BUCKET_OF_A_RANK * self.parallel.ranks());
         let mut stage = match self.of_stage {
             true => Elements::default(),
             false => MANY_ELEMENTS,
@@ -203,27 +206,22 @@ pub(crate) fn add_layers(
         };
         let first_layer = is_layer.then_some(layers);
         layers += if is_layer { run.count } else { 0 };
-        let BlockTraffic {
-            gather,
-            reduce,
-            copies,
-        } = traffic.of(
-            PriceKey {
-                weights: tables.own(run),
-                is_layer,
-                buckets,
-            },
-            message,
-        )?;
+        let weights = tables.own(run);
+        let key = PriceKey {
+            weights,
+            is_layer,
+            buckets,
+        };
+        let block = traffic.of(key, message)?;
         stage.layers.push(LayerTraffic {
             count: run.count,
             first_layer,
             forward_share: share(run.cost.forward, forward),
             backward_share: share(run.cost.recompute + run.cost.backward.whole, backward),
-            gather,
+            gather: block.gather,
             stays_gathered: is_fsdp && !is_freed,
-            reduce,
-            copies,
+            reduce: block.reduce,
+            copies: block.copies,
             forward_card: run.cost.forward.card * gathers,
             backward_card: (run.cost.recompute.card + run.cost.backward.whole.card) * reductions,
         });

@@ -64,7 +64,9 @@ fn deepspeed_hides_no_gather_of_updated_parameters() {
         assert!(within - beside > 0.9 * gather, "{plan}: {within} {beside}");
     }
     let zero_3 = ALTERNATIVES.map(|unless| exposed("dp8 zero3 mbs4", unless));
-    assert_eq!(zero_3[0], zero_3[1], "gathered before every pass");
+    // Gathered before every pass. Other systems have a message for every block, DeepSpeed a share of a bucket's.
+    let ratio = zero_3[0] / zero_3[1];
+    assert!((ratio - 1.0).abs() < 0.05, "{ratio}");
 }
 
 #[test]
@@ -122,10 +124,14 @@ fn later_stages_gather_and_reduce_at_once() {
     };
     let waits = gathers("dp4 pp4 zero1 mbs1 overlap=grad+param");
     assert!(waits > 0.8 * 3.0 * of_stage, "{waits} {of_stage}");
-    for alike in ["dp16 zero1 mbs1", "dp4 pp4 vpp2 zero1 mbs1"] {
-        let [whole, by_block] = steps(alike);
-        assert_eq!(whole, by_block, "{alike}");
-    }
+    let [whole, by_block] = steps("dp16 zero1 mbs1");
+    assert_eq!(whole, by_block);
+    // Several stages of a rank do not wait, but their messages have fewer starts.
+    let [whole, by_block] = steps("dp4 pp4 vpp2 zero1 mbs1");
+    assert!(
+        (0.99 * by_block..by_block).contains(&whole),
+        "{whole} {by_block}"
+    );
 }
 
 /// Under ZeRO-1 and 2 DeepSpeed sums buckets by all-reduce, which sends every gradient twice; ZeRO-2 does so for every micro-batch. Under

@@ -393,10 +393,9 @@ impl Asked<'_> {
             offload: None,
             prefetch: None,
         };
-        let space = &self.scenario.runtime.space;
-        let workload = &self.scenario.workload;
-        let needs_shards =
-            workload.gpus > dp * cp && self.scenario.runtime.casts_only_shards(workload.precision);
+        let (runtime, workload) = (&self.scenario.runtime, &self.scenario.workload);
+        let space = &runtime.space;
+        let needs_shards = workload.gpus > dp * cp && runtime.casts_only_shards(workload.precision);
         let allows = |choice: &ShardingChoice| {
             let c = self.constraints;
             !(needs_shards && choice.dp_shard * cp == 1)

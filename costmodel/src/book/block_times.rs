@@ -6,8 +6,7 @@ use catalog::{Axis, Bytes, CpKind, DType, Fp8Recipe, Precision, Seconds};
 use dtensor::{AttentionShape, Collective, CollectiveKind, CostClass, Pass};
 use plans::{Group, Recompute};
 
-use super::dispatch::Message;
-use super::entry::{BlockToPrice, PricedBlock, PricedKernel};
+use super::entry::{BlockToPrice, Message, PricedBlock, PricedKernel};
 use super::uncaptured::Uncaptured;
 use crate::block_cost;
 use crate::issue::Order;

@@ -19,7 +19,7 @@ use dtensor::{
 use plans::Group;
 
 use super::block_times::Timed;
-use super::entry::CountsRead;
+use super::entry::{CountsRead, Message};
 use crate::lower::{Kernel, KernelKind};
 use crate::price::MemoryKind;
 
@@ -370,14 +370,6 @@ impl Timed<'_> {
         let apart = places_of_a_token(places / peers, experts.top_k, router);
         apart * peers as f64 / experts.top_k as f64
     }
-}
-
-/// A message between ranks that share experts.
-pub(super) struct Message {
-    pub(super) kind: CollectiveKind,
-    /// By the convention of [`Collective`].
-    pub(super) bytes: Bytes,
-    pub(super) group: Group,
 }
 
 /// Expected number of `places` with an expert of a token routed to `chosen` experts. Places hold

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use catalog::{Bytes, Seconds};
-use dtensor::Trace;
-use plans::{Decisions, Recompute, UsedConstant};
+use dtensor::{CollectiveKind, Trace};
+use plans::{Decisions, Group, Recompute, UsedConstant};
 
 use crate::block_cost::BlockKey;
 use crate::launches::Launch;
@@ -166,4 +166,12 @@ pub(crate) struct Update<'a> {
     pub(crate) tensors: u64,
     /// Trained parameters on the rank in blocks that tensor parallelism splits, before ZeRO.
     pub(crate) divided: u64,
+}
+
+/// A message between ranks that share experts.
+pub(super) struct Message {
+    pub(super) kind: CollectiveKind,
+    /// By the convention of [`dtensor::Collective`].
+    pub(super) bytes: Bytes,
+    pub(super) group: Group,
 }

@@ -36,8 +36,8 @@ const PLANS: [(&str, &str); 15] = [
     ("mixtral-8x7b", "ep=8,zero=3,recompute=full"),
     ("gpt2", "zero=2,recompute=full"),
     ("llama2-7b", "zero=1"),
-    ("llama2-7b", "tp=2,pp=2,zero=1"),
-    ("llama2-7b", "tp=4,pp=2,recompute=full"),
+    ("llama2-7b", "tp=2,pp=2,zero=0"),
+    ("llama2-7b", "tp=4,pp=2,zero=0,recompute=full"),
 ];
 
 /// A script as people write them: variables, arrays, substitutions.

@@ -67,7 +67,7 @@ const OTHERWISE: &[(When, &[Row])] = &[
         ("--use-nccl-ub", &[], "messages from buffers that are not registered with NCCL"),
         ("--use-sharp", &[], "sums that GPUs form, not switches"),
     ]),
-    // `catalog::sharding::bucket_elements`.
+    // `max(40000000, 1000000 * dp)` (distributed_data_parallel.py) is what predictions assume.
     (|d, _| (2..=40).contains(&(d.dp() * d.cp)), &[
         ("--ddp-bucket-size", &["40000000"], "40000000 elements"),
     ]),

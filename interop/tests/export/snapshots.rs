@@ -128,6 +128,7 @@ fn megatron_bridge() {
         cfg.dist.use_tp_pp_dp_mapping = False
         cfg.ddp.use_megatron_fsdp = False
         cfg.ddp.num_distributed_optimizer_instances = 1
+        cfg.ddp.average_in_collective = False
         cfg.model.cuda_graph_impl = "none"
         cfg.model.cuda_graph_modules = []
         cfg.comm_overlap = None
