@@ -94,7 +94,7 @@ const COMMANDS: [(&str, i32, &str); 63] = [
     ("replan two.yaml --lost '0 of dgx-h100'", 2, "expected  1 to 8"),
     ("replan two.yaml --lost '1node of dgx-h100,8 of a100'", 2, "all 16 GPUs of the plan are lost"),
     ("replan two.yaml --lost '1node of dgx-h100' --fix tp=3", 2, "constraint `tp=3`"),
-    ("replan two.yaml --lost '1node of dgx-h100' -o left.yaml", 0, "every rank that is left holds what it needs"),
+    ("replan two.yaml --lost '1node of dgx-h100' -o left.yaml", 0, "ranks that are left send each other"),
     ("replan two.yaml --lost '4 x h100-sxm'", 0, "12 of 16 are left: 4 × h100-sxm + 8 × a100-80gb"),
     ("explain 'two.12gpus.plan.yaml#2'", 0, "One decision away"),
     ("replan two.12gpus.plan.yaml --lost '1node of a100' --lost '2 of dgx-h100' --json", 0, "\"lost_gpus\": 10"),
