@@ -89,9 +89,9 @@ pub(super) fn kernels(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) ->
     Some(Kernel::of(op, chain.bound_by_memory(MemoryKind::Softmax)))
 }
 
-/// Bytes of the softmax's result in 32 bits, which its backward reads, beside the probabilities that the trace keeps. The product of
-/// probabilities and values keeps a cast of that result, unless dropout comes between and nothing keeps the cast. `None` for other
-/// operators and for a softmax that does not run in 32 bits by a kernel of its own.
+/// Bytes of the softmax's result in 32 bits, which its backward reads. They are held in addition to the probabilities that the trace
+/// keeps. The product of probabilities and values keeps a cast of that result, unless dropout comes between and nothing keeps the cast.
+/// `None` for other operators and for a softmax that does not run in 32 bits by a kernel of its own.
 pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<Bytes> {
     let attention = op.attention()?;
     let result = trace.tensor(op.outputs[0]);
