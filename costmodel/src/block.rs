@@ -60,7 +60,9 @@ fn is_one_of_several(scenario: &Scenario, key: &BlockKey) -> bool {
 
 /// How a scenario's blocks are lowered if they run in this way.
 fn lowering<'a>(scenario: &'a Scenario, execution: &Execution) -> Lowering<'a> {
-    Lowering::of(&scenario.runtime, execution).with_padding(scenario.workload.is_padded())
+    Lowering::of(&scenario.runtime, execution)
+        .with_padding(scenario.workload.is_padded())
+        .on(scenario.cluster.device.architecture)
 }
 
 /// The key's way to run passes, then the other ways with the same kernels, which are priced with it.
@@ -193,9 +195,8 @@ fn of_key(of: &BlockToPrice<'_>, priced: &PricedBlock, memory: &[BlockMemory]) -
             all + priced.kernels[launch.kernel].spread
         })
     };
-    let architecture = scenario.cluster.device.architecture;
     let weights = Weights {
-        copies: casts::of_weights(&of.lowering, trace, architecture),
+        copies: casts::of_weights(&of.lowering, trace),
         ..weights(trace)
     };
     let again = modes.iter().zip(&priced.recompute);

@@ -7,7 +7,7 @@ use dtensor::{AnyOp, CostClass, Gemm, Operator, Pass, Product, TensorId, TensorR
 
 use super::compiled_casts;
 use super::kernel::{Chain, Kernel};
-use super::lowering::Lowering;
+use super::lowering::{Lowering, are_read_both_ways};
 use crate::price::MemoryKind;
 
 /// Bytes moved per element to find a tensor's largest magnitude and then cast it from 16 bits to 8.
@@ -51,7 +51,8 @@ fn scales_apart(lowering: &Lowering<'_>) -> bool {
 
 /// Casting a linear's activation operand to 8 bits, with its transpose for the weight gradient:
 /// reads 2 bytes, writes 1 + 1 per element (Transformer Engine `cast_transpose`). Weight gradients read the transposes that the
-/// forward and data-gradient casts left behind. If the input itself was kept, its transpose is cast just before.
+/// forward and data-gradient casts left behind. If the input itself was kept, its transpose is cast just before. Nothing is
+/// transposed if matrix units read one copy both ways.
 fn quantised(
     lowering: &Lowering<'_>,
     trace: &Trace,
@@ -59,10 +60,11 @@ fn quantised(
     product: Product,
 ) -> Option<Chain> {
     let later = lowering.keeps_original(trace, product);
+    let by_columns = !lowering.reads_casts_both_ways();
     if op.pass == Pass::BackwardWeight {
         let input = op.inputs[1];
         // What is gathered in 8 bits is cast by rows and transposed after the gather.
-        let transposed = u64::from(lowering.quantised_gather(trace, input).is_some());
+        let transposed = u64::from(by_columns && lowering.quantised_gather(trace, input).is_some());
         return later.then(|| cast(lowering, trace, input, transposed));
     }
     // No gradient of a frozen weight reads the transpose.
@@ -71,7 +73,7 @@ fn quantised(
         .iter()
         .any(|&id| trace.tensor(id).role == TensorRole::Frozen);
     let at_once = !later || op.pass != Pass::Forward;
-    let transposed = u64::from(at_once && !frozen);
+    let transposed = u64::from(by_columns && at_once && !frozen);
     let casts = activations(trace, op).map(|id| cast(lowering, trace, id, transposed));
     let both = casts.reduce(|a, b| Chain {
         bytes: a.bytes + b.bytes,
@@ -182,23 +184,13 @@ pub(crate) fn held(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     Bytes(held.max().unwrap_or(0))
 }
 
-/// Number of 8-bit copies of a weight that its products read. Forward reads a weight by rows, backward by columns. With one scale for
-/// the whole tensor, Blackwell's matrix units read the same copy both ways; all other cases need a second, transposed copy (Transformer
-/// Engine at d0067d0, `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+/// Number of 8-bit copies of a weight that its products read. Forward reads a weight by rows, backward by columns.
 pub(crate) fn copies_of_a_weight(recipe: Fp8Recipe, architecture: Architecture) -> u64 {
-    let one_scale = matches!(recipe, Fp8Recipe::Delayed | Fp8Recipe::Tensorwise);
-    match architecture {
-        Architecture::Blackwell if one_scale => 1,
-        _ => 2,
-    }
+    1 + u64::from(!are_read_both_ways(recipe, architecture))
 }
 
 /// Bytes of the 8-bit copies of a block's weights that are kept from one micro-batch to the next.
-pub(crate) fn of_weights(
-    lowering: &Lowering<'_>,
-    trace: &Trace,
-    architecture: Architecture,
-) -> Bytes {
+pub(crate) fn of_weights(lowering: &Lowering<'_>, trace: &Trace) -> Bytes {
     if !(trace.eight_bits && lowering.has(Rewrite::KeepQuantisedWeights)) {
         return Bytes(0);
     }
@@ -209,7 +201,7 @@ pub(crate) fn of_weights(
     let cast = (trace.parameters.iter())
         .filter(|parameter| (trace.forward.iter()).any(|op| narrow(op, parameter.tensor)));
     let elements: u64 = cast.map(|parameter| parameter.local_elements).sum();
-    let copies = copies_of_a_weight(lowering.fp8_recipe, architecture);
+    let copies = 1 + u64::from(!lowering.reads_casts_both_ways());
     let scales = match lowering.fp8_recipe {
         Fp8Recipe::Mxfp8 => elements / 32,
         _ => 0,
@@ -280,19 +272,22 @@ mod tests {
         };
         let trace = testing::layer(&model("llama", ""), &layout);
         let [part, whole] = [TOKENS / 2 * HIDDEN, TOKENS * HIDDEN];
+        use Architecture::{Blackwell, Hopper};
         let rows = [
-            (true, Fp8Recipe::Delayed, [3, 3], 2, [1, 1]),
-            (true, Fp8Recipe::Tensorwise, [3, 5], 2, [1, 2]),
-            (true, Fp8Recipe::Mxfp8, [4, 4], 0, [1, 1]),
-            (false, Fp8Recipe::Delayed, [0, 0], 4, [1, 1]),
-            (false, Fp8Recipe::Tensorwise, [0, 0], 6, [2, 2]),
+            (true, Fp8Recipe::Delayed, Hopper, [3, 3], 2, [1, 1]),
+            (true, Fp8Recipe::Tensorwise, Hopper, [3, 5], 2, [1, 2]),
+            (true, Fp8Recipe::Tensorwise, Blackwell, [3, 5], 0, [1, 2]),
+            (true, Fp8Recipe::Mxfp8, Blackwell, [4, 4], 0, [1, 1]),
+            (false, Fp8Recipe::Delayed, Hopper, [0, 0], 4, [1, 1]),
+            (false, Fp8Recipe::Delayed, Blackwell, [0, 0], 3, [1, 1]),
+            (false, Fp8Recipe::Tensorwise, Hopper, [0, 0], 6, [2, 2]),
         ];
-        for (gathers_casts, recipe, of_part, of_whole, launches) in rows {
+        for (gathers_casts, recipe, architecture, of_part, of_whole, launches) in rows {
             let mut runtime = runtime("megatron-core");
             if !gathers_casts {
                 runtime.rewrites.remove(&Rewrite::GatherQuantised);
             }
-            let lowering = Lowering::new(&runtime, recipe);
+            let lowering = Lowering::new(&runtime, recipe).on(architecture);
             let narrow = |op: &AnyOp<'_>| matches!(op.cost(), CostClass::Product(p) if trace.is_eight_bit(p));
             let input = trace.forward_ops().find(narrow).expect("a product");
             let gradient = trace.backward_ops().find(narrow).expect("a product");
@@ -306,7 +301,7 @@ mod tests {
                     launches: launches[at],
                 })
             });
-            assert_eq!(found, wanted, "{gathers_casts} {recipe:?}");
+            assert_eq!(found, wanted, "{gathers_casts} {recipe:?} {architecture:?}");
         }
     }
 
@@ -354,8 +349,8 @@ mod tests {
         ];
         for (name, recipe, architecture, trace, want) in rows {
             let runtime = runtime(name);
-            let lowering = Lowering::new(&runtime, recipe);
-            let found = of_weights(&lowering, trace, architecture);
+            let lowering = Lowering::new(&runtime, recipe).on(architecture);
+            let found = of_weights(&lowering, trace);
             assert_eq!(found, Bytes(want), "{name} {recipe:?} {architecture:?}");
         }
     }

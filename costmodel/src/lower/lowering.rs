@@ -1,5 +1,6 @@
 //! Which kernels and precisions a training system uses for the operators of a traced block.
 
+use catalog::device::Architecture;
 use catalog::runtime::{AttentionKernel, Rewrite};
 use catalog::{Axis, DType, Dispatcher, Fp8Recipe, RecomputeModule, Runtime, Selection};
 use dtensor::{
@@ -25,6 +26,8 @@ pub struct Lowering<'a> {
     dispatcher: Option<Dispatcher>,
     /// Whether sequences end in padding, which no token may attend to.
     padded: bool,
+    /// Whether matrix units read one 8-bit copy of an operand by rows and by columns. Others read a transposed copy by columns.
+    reads_both_ways: bool,
 }
 
 impl<'a> Lowering<'a> {
@@ -45,6 +48,7 @@ impl<'a> Lowering<'a> {
             wide_adapters: execution.wide_adapters,
             dispatcher: execution.dispatcher,
             padded: false,
+            reads_both_ways: false,
         }
     }
 
@@ -52,6 +56,21 @@ impl<'a> Lowering<'a> {
     #[must_use]
     pub(crate) fn with_padding(self, padded: bool) -> Self {
         Self { padded, ..self }
+    }
+
+    /// The same on GPUs of this architecture.
+    #[must_use]
+    pub(crate) fn on(self, architecture: Architecture) -> Self {
+        Self {
+            reads_both_ways: are_read_both_ways(self.fp8_recipe, architecture),
+            ..self
+        }
+    }
+
+    /// Whether matrix units read one 8-bit copy of an operand by rows and by columns, so that no transpose is written.
+    #[must_use]
+    pub(super) fn reads_casts_both_ways(&self) -> bool {
+        self.reads_both_ways
     }
 
     /// Whether another way to run blocks on the same training system has the same kernels. Only experts that run apart have other
@@ -327,6 +346,14 @@ impl<'a> Lowering<'a> {
     fn narrows_experts(&self, trace: &Trace) -> bool {
         trace.eight_bits && !self.has(Rewrite::WideExperts)
     }
+}
+
+/// Whether matrix units read one 8-bit copy of an operand by rows and by columns. Blackwell's do so if the whole tensor has one scale;
+/// in all other cases a product that reads by columns reads a second, transposed copy (Transformer Engine at d0067d0,
+/// `csrc/quantizer.cpp`, `nvte_is_non_tn_fp8_gemm_supported`).
+pub(super) fn are_read_both_ways(recipe: Fp8Recipe, architecture: Architecture) -> bool {
+    let one_scale = matches!(recipe, Fp8Recipe::Delayed | Fp8Recipe::Tensorwise);
+    one_scale && architecture == Architecture::Blackwell
 }
 
 /// Whether a block is the model's head, the only block that computes the loss.
