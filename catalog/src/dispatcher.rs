@@ -97,6 +97,33 @@ pub enum SecondSort {
     Always,
 }
 
+/// Which tokens each tensor-parallel rank routes in a layer with experts.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum RoutedTokens {
+    /// Its own: sequence parallelism has divided them (Megatron-Core).
+    Own,
+    /// All tokens of the group, gathered before the layer. Ranks share the experts' work, by rows or by columns of their weights, and
+    /// what they computed is added up and divided again after it. In backward, ranks with columns add up gradients of rows.
+    Gathered,
+    /// All without expert parallelism, its own with it. In backward, ranks with columns add up gradients of tokens.
+    GatheredUnlessSpread,
+}
+
+impl RoutedTokens {
+    /// Whether ranks gather all tokens under this size of expert parallelism.
+    #[must_use]
+    pub const fn are_gathered(self, expert_parallel: u64) -> bool {
+        match self {
+            Self::Own => false,
+            Self::Gathered => true,
+            Self::GatheredUnlessSpread => expert_parallel == 1,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Dispatcher;

@@ -8,7 +8,7 @@ use strum::VariantArray;
 
 use crate::cuda_graphs::CudaGraphs;
 use crate::device::Architecture;
-use crate::dispatcher::{Dispatcher, SecondSort};
+use crate::dispatcher::{Dispatcher, RoutedTokens, SecondSort};
 use crate::fp8_recipe::Fp8Recipe;
 use crate::parallelism::Overlap;
 use crate::provenance::Sourced;
@@ -55,6 +55,8 @@ pub struct Runtime {
     pub dispatcher: Dispatcher,
     /// When it orders rows a second time around an all-to-all.
     pub second_sort: SecondSort,
+    /// Which tokens each tensor-parallel rank routes in a layer with experts.
+    pub routed_tokens: RoutedTokens,
     /// What it captures in CUDA graphs by default.
     pub graphs: CudaGraphs,
     /// How it scales the operands of 8-bit products by default.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::cuda_graphs::{CudaGraphs, GraphOption};
-use crate::dispatcher::{Dispatcher, SecondSort};
+use crate::dispatcher::{Dispatcher, RoutedTokens, SecondSort};
 use crate::dtype::Precision;
 use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
@@ -70,6 +70,8 @@ pub struct RuntimeFile {
     pub dispatcher: Option<Dispatcher>,
     /// When rows are ordered a second time around an all-to-all.
     pub second_sort: Option<SecondSort>,
+    /// Which tokens each tensor-parallel rank routes in a layer with experts.
+    pub routed_tokens: Option<RoutedTokens>,
     /// What is captured in CUDA graphs by default.
     pub graphs: Option<CudaGraphs>,
     /// How the operands of 8-bit products are scaled by default.
@@ -188,6 +190,7 @@ impl RuntimeFile {
             zero3_once: field!(zero3_once),
             dispatcher: field!(dispatcher),
             second_sort: field!(second_sort),
+            routed_tokens: field!(routed_tokens),
             graphs: field!(graphs),
             fp8_recipe: field!(fp8_recipe),
             overheads: self

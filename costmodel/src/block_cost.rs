@@ -1,5 +1,6 @@
 //! The cost of one block, and the key under which it is remembered.
 
+use catalog::dispatcher::RoutedTokens;
 use catalog::runtime::Rewrite;
 use catalog::{Axis, Bytes, CpKind, CudaGraphs, DType, Runtime, Seconds};
 use dtensor::Trace;
@@ -278,9 +279,12 @@ impl BlockKey {
     ) -> Self {
         let experts = matches!(class, BlockClass::Layer(c) if c.moe)
             || (class == BlockClass::Mtp && scenario.model.moe.is_some());
+        let routed = scenario.runtime.routed_tokens;
+        let gathers = experts && strategy.tp > 1 && routed.are_gathered(strategy.ep);
         let layout = BlockLayout {
             ep: if experts { strategy.ep } else { 1 },
             etp: if experts { strategy.etp } else { 1 },
+            routed_tokens: if gathers { routed } else { RoutedTokens::Own },
             ..layout(scenario, strategy, class)
         };
         let all = BlockGroups::of(strategy);

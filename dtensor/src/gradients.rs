@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::operator::Gradient;
-use crate::placement::Placements;
+use crate::placement::{BLOCK_AXES, Placement, Placements};
 use crate::tape::{DTensor, Record, Tape};
 use crate::tensor::{TensorId, TensorRole, View, ViewKind};
 use crate::trace::{Op, Pass};
@@ -148,7 +148,7 @@ impl<'b, 'p> Backward<'b, 'p> {
         matches!(role, TensorRole::Activation | TensorRole::Input)
     }
 
-    /// Adds a term to a tensor's gradient; from the second term on this appends an addition.
+    /// Adds a term to a tensor's gradient; from the second term on this appends an addition. The sum is partial if a term is.
     pub(crate) fn accumulate(&mut self, input: &DTensor, gradient: DTensor) {
         if !self.is_wanted(input) {
             return;
@@ -159,6 +159,11 @@ impl<'b, 'p> Backward<'b, 'p> {
         };
         let mut sum = self.gradient("sum", input);
         sum.placements = gradient.placements;
+        for axis in BLOCK_AXES {
+            if first.placements.on(axis) == Placement::Partial {
+                sum.placements = sum.placements.with(axis, Placement::Partial);
+            }
+        }
         let tensors = [vec![first.id, gradient.id], vec![sum.id]];
         let scope = "gradient_sum".to_owned();
         self.append(scope, Pass::BackwardInput, Gradient::Sum, tensors);

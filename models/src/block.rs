@@ -1,6 +1,7 @@
 //! The blocks that a model is traced in; equal blocks under equal layouts have equal traces.
 
 use catalog::CpKind;
+use catalog::dispatcher::RoutedTokens;
 use catalog::{DType, LayerClass, Precision};
 use dtensor::Routing;
 use plans::Decisions;
@@ -41,6 +42,8 @@ pub struct BlockLayout {
     pub dtype: DType,
     /// Whether linear layers of decoder layers multiply in FP8.
     pub eight_bits: bool,
+    /// Which tokens each tensor-parallel rank routes in a layer with experts.
+    pub routed_tokens: RoutedTokens,
     /// How many rows reach this rank's experts.
     pub routing: Routing,
 }
@@ -60,6 +63,7 @@ impl BlockLayout {
             seq_len,
             dtype,
             eight_bits: false,
+            routed_tokens: RoutedTokens::Own,
             routing: Routing::Balanced,
         }
     }

@@ -165,6 +165,7 @@ impl Block<'_, '_, '_> {
     /// Routed experts, plus the shared expert if the model has one.
     fn experts(&mut self, moe: &Moe, x: DTensor) -> Result<DTensor, ModelError> {
         let n = self.names;
+        let x = self.tape.at(&format!("{}.tokens", n.moe), x)?;
         let router = format!("{}.{}", n.moe, n.router);
         let hidden = self.model.hidden;
         let logits = self.linear(Site::Router, &router, &x, moe.experts, hidden, moe.bias)?;
@@ -183,18 +184,40 @@ impl Block<'_, '_, '_> {
             true => self.tape.permute_weighted(&scope, &x, &chosen),
             false => self.tape.permute(&scope, &x, moe.top_k),
         };
-        let sent = self.tape.dispatch(&scope, &chosen_rows, None);
-        let rows = self.tape.expert_tensor_exchange(&scope, &sent, None);
-        let rows = self.expert_mlp(moe, &rows)?;
-        let rows = self.tape.expert_tensor_exchange(&scope, &rows, Some(&sent));
+        let shared_rows = self
+            .tape
+            .at(&format!("{}.rows", n.moe), chosen_rows.clone())?;
+        let sent = self.tape.dispatch(&scope, &shared_rows, None);
+        // Ranks that have all tokens have all rows that their shares of the experts' weights multiply.
+        let have_all = self.tape.all_have(&x);
+        let rows = match have_all {
+            true => sent.clone(),
+            false => self.tape.expert_tensor_exchange(&scope, &sent, None),
+        };
+        let mut rows = self.expert_mlp(moe, &rows)?;
+        if !have_all {
+            rows = self.tape.expert_tensor_exchange(&scope, &rows, Some(&sent));
+        }
         let rows = self.tape.dispatch(&scope, &rows, Some(&chosen_rows));
         let routed = match weighs_inputs {
             true => self.tape.unpermute_plain(&scope, &rows, &x),
             false => self.tape.unpermute(&scope, &rows, &chosen, &x),
         };
-        if moe.shared_ffn == 0 {
-            return Ok(routed);
-        }
+        let y = match moe.shared_ffn {
+            0 => routed,
+            _ => self.with_shared_expert(moe, x, &routed)?,
+        };
+        Ok(self.tape.at(&format!("{}.sum", n.moe), y)?)
+    }
+
+    /// What the routed experts computed, plus what the shared expert computes of the same tokens.
+    fn with_shared_expert(
+        &mut self,
+        moe: &Moe,
+        x: DTensor,
+        routed: &DTensor,
+    ) -> Result<DTensor, ModelError> {
+        let (n, hidden) = (self.names, self.model.hidden);
         // Runs before the shared expert, so that its input's gradients are always summed in the same order.
         let gate = format!("{}.shared_expert_gate", n.moe);
         let weight = match moe.shared_gate {
@@ -202,7 +225,7 @@ impl Block<'_, '_, '_> {
             false => None,
         };
         let module = format!("{}.{}", n.moe, n.shared);
-        let input = self.tape.at(&format!("{}.input", n.shared), x.clone())?;
+        let input = self.tape.at(&format!("{}.input", n.shared), x)?;
         let mut shared = self.mlp(&module, moe.shared_ffn, input)?;
         shared = self
             .tape
@@ -210,7 +233,8 @@ impl Block<'_, '_, '_> {
         if let Some(weight) = weight {
             shared = self.tape.gate(&gate, &shared, &weight)?;
         }
-        Ok(self.tape.add(&scope, &routed, &shared)?)
+        let scope = format!("{}.experts", n.moe);
+        Ok(self.tape.add(&scope, routed, &shared)?)
     }
 
     fn expert_mlp(&mut self, moe: &Moe, rows: &DTensor) -> Result<DTensor, ModelError> {

@@ -2,6 +2,7 @@
 //! parallelism between them, the sequence sharded over context parallelism, experts over expert parallelism.
 
 use catalog::Axis;
+use catalog::dispatcher::RoutedTokens;
 use catalog::hybrid::Recurrence;
 use catalog::model::{AttentionKind, Family, ModelConfig, Projections, QkNorm};
 use dtensor::{BlockMesh, Entry, Parts, Placement, Placements, ShardingPlan};
@@ -47,7 +48,7 @@ pub fn sharding_plan(
     Ok(ShardingPlan {
         mesh,
         parameter: entries(whole)?,
-        forward: entries([forward(model, &names, between), outputs].concat())?,
+        forward: entries([forward(model, &names, (between, layout)), outputs].concat())?,
         input,
         attention_exchange: layout.cp_kind,
         routing: layout.routing,
@@ -211,7 +212,11 @@ fn mlp_parameters(model: &ModelConfig, n: &Names) -> Vec<Pattern> {
     ]
 }
 
-fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
+fn forward(
+    model: &ModelConfig,
+    n: &Names,
+    (between, layout): (Placement, &BlockLayout),
+) -> Vec<Pattern> {
     let whole = || vec![(Axis::Tp, Placement::Replicate)];
     let out = || vec![(Axis::Tp, between)];
     let (a, m) = (n.attention, n.mlp);
@@ -226,19 +231,23 @@ fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
         let split = vec![(Axis::Tp, Placement::Shard(dim))];
         (format!("{a}\\.(q_norm|k_norm)\\.{end}"), split)
     });
+    let mut row_parallel = vec![
+        format!("{a}\\.{}", n.o),
+        format!("{m}\\.{}", n.down),
+        n.down.to_owned(),
+    ];
+    // If ranks gather all tokens, the shared expert's part is added up with the others'.
+    let gathers = layout.routed_tokens.are_gathered(layout.ep);
+    if !gathers {
+        row_parallel.push(format!("{}\\.{}", n.shared, n.down));
+    }
     let mut patterns = vec![
         (format!("({a}|{m}|{})\\.input", n.shared), whole()),
         (
             format!("{a}\\.(q_proj|q_b_proj|kv_b_proj|k_rope)\\.input"),
             whole(),
         ),
-        (
-            format!(
-                "({a}\\.{}|{m}\\.{}|{}|{}\\.{})\\.output",
-                n.o, n.down, n.down, n.shared, n.down
-            ),
-            out(),
-        ),
+        (format!("({})\\.output", row_parallel.join("|")), out()),
         (format!("{}\\.output", regex::escape(n.embedding)), out()),
         (format!("{}\\.input", regex::escape(n.head)), whole()),
         // The columns that the ranks compute are gathered, then each rank keeps its tokens (Megatron-Core
@@ -247,6 +256,14 @@ fn forward(model: &ModelConfig, n: &Names, between: Placement) -> Vec<Pattern> {
         ("eh_proj\\.tokens".to_owned(), out()),
     ];
     patterns.extend(norms);
+    if gathers {
+        patterns.push((format!("{}\\.tokens", n.moe), whole()));
+        patterns.push((format!("{}\\.sum", n.moe), out()));
+    }
+    if layout.routed_tokens == RoutedTokens::Gathered {
+        let rows = vec![(Axis::Etp, Placement::Replicate)];
+        patterns.push((format!("{}\\.rows", n.moe), rows));
+    }
     if model.hybrid.is_some() {
         let r = n.recurrence;
         patterns.push((format!("{r}\\.input"), whole()));

@@ -15,7 +15,7 @@ use super::elementary_rope;
 use super::expert_operators::{self, Apart};
 use super::input_copies;
 use super::kernel::{Chain, FusedAttention, Kernel, KernelKind, Lowered, traffic};
-use super::lowering::{Lowering, has_loss};
+use super::lowering::{Lowering, has_loss, is_routed};
 use super::masked;
 use super::narrow_attention;
 use super::norm_copies;
@@ -376,7 +376,8 @@ fn sent(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>, collective: Coll
     let of_input = op.pass == Pass::BackwardInput && collective.kind == CollectiveKind::AllReduce;
     let wide = of_input && lowering.autocasts(trace.tensor(op.inputs[0]).dtype);
     let gathers = collective.kind == CollectiveKind::AllGather;
-    let narrow = gathers && trace.eight_bits && lowering.gathers_quantised();
+    let narrow =
+        gathers && trace.eight_bits && lowering.gathers_quantised() && !is_routed(trace, op);
     match (wide, narrow) {
         (true, _) => collective.bytes * 2,
         (_, true) => collective.bytes / 2,

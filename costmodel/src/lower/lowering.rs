@@ -214,6 +214,7 @@ impl<'a> Lowering<'a> {
         let gathers = |op: &AnyOp<'_>| {
             matches!(op.cost(), CostClass::Collective(of)
                 if of.axis == Axis::Tp && of.kind == CollectiveKind::AllGather)
+                && !is_routed(trace, op)
         };
         let producer = self.gathers_quantised().then(|| trace.producer(id));
         producer.flatten().filter(gathers)
@@ -354,6 +355,18 @@ impl<'a> Lowering<'a> {
 pub(super) fn are_read_both_ways(recipe: Fp8Recipe, architecture: Architecture) -> bool {
     let one_scale = matches!(recipe, Fp8Recipe::Delayed | Fp8Recipe::Tensorwise);
     one_scale && architecture == Architecture::Blackwell
+}
+
+/// Whether experts' rows are copied from what an operator writes, or its result is the gradient of what they are added up to.
+pub(super) fn is_routed(trace: &Trace, op: &AnyOp<'_>) -> bool {
+    let routes = |of: AnyOp<'_>| {
+        matches!(of.cost(), CostClass::Permute | CostClass::Unpermute)
+            && of.inputs.contains(&op.outputs[0])
+    };
+    match op.pass {
+        Pass::Forward => trace.forward_ops().any(routes),
+        Pass::BackwardInput | Pass::BackwardWeight => trace.backward_ops().any(routes),
+    }
 }
 
 /// Whether a block is the model's head, the only block that computes the loss.

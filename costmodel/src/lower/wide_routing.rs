@@ -5,6 +5,8 @@
 //! - The router's own product reads tokens and weight in 32 bits. It keeps both casts, and softmax keeps its result in 32 bits
 //!   (`models/common/moe.py`, `TokenChoiceTopKRouter.forward`).
 //!
+//! - Where tensor-parallel ranks gather all tokens, each adds up the rows of all their experts: rows that others computed are zeros.
+//!
 //! - Transformer Engine's permutation keeps a map of 32-bit numbers, two for each token and expert and one more for each token
 //!   (NVIDIA/TransformerEngine@d0067d0, `pytorch/triton/permutation.py:52`, `pytorch/permutation.py:519`). Megatron-Core, which calls it,
 //!   computes scores of all experts in 32 bits (NVIDIA/Megatron-LM@d98e8a6, `moe_utils.py:902`, `:917`). Under DeepEP the map is of the
@@ -39,8 +41,13 @@ pub(super) fn kept(lowering: &Lowering<'_>, trace: &Trace, op: &Op) -> Option<By
         Operator::Expert(Expert::Route(_)) if lowering.has(Rewrite::GateInF32) => {
             wider(trace, first)
         }
-        Operator::Expert(Expert::Unpermute) if weighs(lowering, trace, first) => {
-            wider(trace, first)
+        Operator::Expert(Expert::Unpermute) => {
+            let size = match weighs(lowering, trace, first) {
+                true => WIDE,
+                false => trace.tensor(first).dtype.size(),
+            };
+            let all = all_rows(trace, output, *op.inputs.get(1)?) * size;
+            all.saturating_sub(trace.tensor(first).bytes().0)
         }
         Operator::Expert(Expert::WeightedPermute) if weighs(lowering, trace, first) => {
             wide(trace, output)
@@ -94,18 +101,47 @@ fn of_router(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<C
 /// backward these are two products, one with the weights and one with the rows, and the sum of the latter.
 fn of_rows(lowering: &Lowering<'_>, trace: &Trace, op: &AnyOp<'_>) -> Option<Chain> {
     let forward = op.pass == Pass::Forward;
-    let rows = match (op.operator, forward) {
-        (Operator::Expert(Expert::Unpermute), true)
-        | (Operator::Expert(Expert::WeightedPermute), false) => op.inputs.first()?,
-        (Operator::Expert(Expert::Unpermute), false)
-        | (Operator::Expert(Expert::WeightedPermute), true) => op.outputs.first()?,
+    let (rows, all) = match (op.operator, forward) {
+        (Operator::Expert(Expert::Unpermute), true) => {
+            let all = all_rows(trace, *op.outputs.first()?, *op.inputs.get(1)?);
+            (*op.inputs.first()?, all)
+        }
+        (Operator::Expert(Expert::Unpermute), false) => {
+            let all = all_rows(trace, *op.inputs.first()?, *op.outputs.get(1)?);
+            (*op.outputs.first()?, all)
+        }
+        (Operator::Expert(Expert::WeightedPermute), false) => {
+            let rows = *op.inputs.first()?;
+            (rows, elements(trace, rows))
+        }
+        (Operator::Expert(Expert::WeightedPermute), true) => {
+            let rows = *op.outputs.first()?;
+            (rows, elements(trace, rows))
+        }
         _ => return None,
     };
+    let own = elements(trace, rows);
+    let others = all.saturating_sub(own) * if forward { ZEROS } else { ZEROS_BACKWARD };
     let tensors = if forward { 2 } else { 2 + 3 + 1 };
-    weighs(lowering, trace, *rows).then(|| Chain {
-        bytes: Bytes(elements(trace, *rows) * (2 * CAST + tensors * (WIDE - NARROW))),
-        launches: 2,
+    let weighs = weighs(lowering, trace, rows);
+    let wider = u64::from(weighs) * own * (2 * CAST + tensors * (WIDE - NARROW));
+    (others + wider > 0).then_some(Chain {
+        bytes: Bytes(others + wider),
+        launches: 2 * u32::from(weighs),
     })
+}
+
+/// Bytes moved per element of other ranks' rows: written as zeros, cast to 32 bits and multiplied by the router's weights.
+const ZEROS: u64 = NARROW + CAST + WIDE;
+/// Bytes moved per element of other ranks' rows in backward: the gradient of the product is written, and cast; the product for the
+/// router's weights reads the rows.
+const ZEROS_BACKWARD: u64 = WIDE + CAST + WIDE;
+
+/// Number of elements of the rows that a rank adds up into tokens. If each rank has all tokens, and a share of their rows, those of other
+/// ranks are there as zeros (pytorch/torchtitan v0.2.2, `models/moe/moe.py`, `routed_output_unsorted`).
+fn all_rows(trace: &Trace, tokens: TensorId, weights: TensorId) -> u64 {
+    let chosen = trace.tensor(weights).shape.last().copied().unwrap_or(1);
+    elements(trace, tokens) * chosen
 }
 
 fn weighs(lowering: &Lowering<'_>, trace: &Trace, rows: TensorId) -> bool {

@@ -10,6 +10,33 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
+    /// Whether every tensor-parallel rank has all of these tokens. Then ranks share the rows of the tokens' experts, or every expert's
+    /// columns, and each computes a part of a sum.
+    #[must_use]
+    pub fn all_have(&self, x: &DTensor) -> bool {
+        self.mesh().tp > 1 && x.placements.on(Axis::Tp) == Placement::Replicate
+    }
+
+    /// Number of a rank's rows: one for each of its tokens and each of `k` experts.
+    fn chosen_rows(&self, x: &DTensor, k: u64) -> [u64; 2] {
+        let local = &self.trace.tensor(x.id).shape;
+        let h = *local.last().expect("tokens have a width");
+        let rows = local.iter().product::<u64>() / h * k;
+        match self.all_have(x) && self.mesh().etp == 1 {
+            true => [rows / self.mesh().tp, h],
+            false => [rows, h],
+        }
+    }
+
+    /// Tokens like these, or parts of their sum if every rank has all tokens.
+    fn combined(&mut self, scope: &str, like: &DTensor) -> DTensor {
+        let mut out = self.like(scope, like, like.dtype);
+        if self.all_have(like) {
+            out.placements = out.placements.with(Axis::Tp, Placement::Partial);
+        }
+        out
+    }
+
     /// Top-k routing over `logits: […, experts]`. Returns the weights of the chosen experts; saves
     /// the logits, these weights and the chosen indices.
     pub fn top_k(&mut self, scope: &str, logits: &DTensor, k: u64, route: Route) -> DTensor {
@@ -46,10 +73,8 @@ impl Tape<'_> {
 
     /// Tokens copied to one row per choice, ordered by expert: `[b, s, h]` → `[b·s·k, h]`.
     pub fn permute(&mut self, scope: &str, x: &DTensor, k: u64) -> DTensor {
-        let local = &self.trace.tensor(x.id).shape;
-        let h = *local.last().expect("tokens have a width");
-        let rows = local.iter().product::<u64>() / h * k;
-        let out = self.rows(&format!("{scope}.permuted"), vec![rows, h], x.dtype);
+        let shape = self.chosen_rows(x, k).to_vec();
+        let out = self.rows(&format!("{scope}.permuted"), shape, x.dtype);
         self.record(scope, Operator::Expert(Expert::Permute), &[x], &out, &[]);
         out
     }
@@ -58,10 +83,8 @@ impl Tape<'_> {
     /// the tokens for the router's gradient.
     pub fn permute_weighted(&mut self, scope: &str, x: &DTensor, weights: &DTensor) -> DTensor {
         let k = *weights.shape.last().expect("weights have a last dim");
-        let local = &self.trace.tensor(x.id).shape;
-        let h = *local.last().expect("tokens have a width");
-        let rows = local.iter().product::<u64>() / h * k;
-        let out = self.rows(&format!("{scope}.permuted"), vec![rows, h], x.dtype);
+        let shape = self.chosen_rows(x, k).to_vec();
+        let out = self.rows(&format!("{scope}.permuted"), shape, x.dtype);
         let operator = Operator::Expert(Expert::WeightedPermute);
         self.record(scope, operator, &[x, weights], &out, &[x.id]);
         out
@@ -69,7 +92,7 @@ impl Tape<'_> {
 
     /// Adds up rows into tokens, without weights.
     pub fn unpermute_plain(&mut self, scope: &str, rows: &DTensor, like: &DTensor) -> DTensor {
-        let out = self.like(scope, like, like.dtype);
+        let out = self.combined(scope, like);
         let operator = Operator::Expert(Expert::PlainUnpermute);
         self.record(scope, operator, &[rows], &out, &[]);
         out
@@ -83,7 +106,7 @@ impl Tape<'_> {
         probabilities: &DTensor,
         like: &DTensor,
     ) -> DTensor {
-        let out = self.like(scope, like, like.dtype);
+        let out = self.combined(scope, like);
         let (operator, inputs) = (Operator::Expert(Expert::Unpermute), [rows, probabilities]);
         self.record(scope, operator, &inputs, &out, &[rows.id]);
         out
@@ -101,7 +124,15 @@ impl Expert {
             | Self::WeightedPermute
             | Self::Unpermute
             | Self::PlainUnpermute => {
-                to.push_one(of, &gradient, operator, |_, placed| placed);
+                // Partial gradients of rows are added up to partial gradients of tokens.
+                let permutes = matches!(self, Self::Permute | Self::WeightedPermute);
+                let partial = permutes
+                    && to.tape.mesh().etp > 1
+                    && gradient.placements.on(Axis::Etp) == Placement::Partial;
+                to.push_one(of, &gradient, operator, |_, placed| match partial {
+                    true => placed.with(Axis::Tp, Placement::Partial),
+                    false => placed,
+                });
             }
         }
     }
