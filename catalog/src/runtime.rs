@@ -51,6 +51,8 @@ pub struct Runtime {
     pub unsharded: Unsharded,
     /// Whether jobs in 32 bits keep master weights that equal the parameters.
     pub master_in_f32_jobs: bool,
+    /// Whether jobs that shard no parameters run PyTorch's DistributedDataParallel, which copies gradients into buckets.
+    pub copies_into_buckets: bool,
     /// How it sends tokens to their experts by default.
     pub dispatcher: Dispatcher,
     /// When it orders rows a second time around an all-to-all.

@@ -66,6 +66,8 @@ pub struct RuntimeFile {
     pub unsharded: Option<Unsharded>,
     /// Whether jobs in 32 bits keep master weights that equal the parameters.
     pub master_in_f32_jobs: Option<bool>,
+    /// Whether jobs that shard no parameters run PyTorch's DistributedDataParallel, which copies gradients into buckets.
+    pub copies_into_buckets: Option<bool>,
     /// How tokens are sent to their experts by default.
     pub dispatcher: Option<Dispatcher>,
     /// When rows are ordered a second time around an all-to-all.
@@ -187,6 +189,7 @@ impl RuntimeFile {
             overlap: field!(overlap),
             unsharded: field!(unsharded),
             master_in_f32_jobs: field!(master_in_f32_jobs),
+            copies_into_buckets: field!(copies_into_buckets),
             zero3_once: field!(zero3_once),
             dispatcher: field!(dispatcher),
             second_sort: field!(second_sort),

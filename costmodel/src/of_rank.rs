@@ -245,7 +245,7 @@ pub(crate) fn in_flight(
             gathered_and_unreduced(scenario, strategy, largest, held, reduce)
         }
         Zero::Z0 | Zero::Z1 if !states::frees_in_backward(runtime, strategy) => {
-            Bytes(held.trained.total() * states::of_bucket(runtime, strategy))
+            Bytes(held.trained.total() * states::of_bucket(runtime, strategy, precision))
         }
         Zero::Z0 | Zero::Z1 | Zero::Z2 => Bytes(largest.reduced * reduce),
         Zero::Z3 => Bytes(0),

@@ -437,10 +437,12 @@ fn releases_all(runtime: &Runtime, d: &Decisions) -> bool {
 /// copies the results back. Buckets are made once and never freed. (With `gradient_as_bucket_view=True` there would be no copies,
 /// as gradients would lie in the buckets themselves; no runtime here sets it.) ZeRO-1 is its ZeroRedundancyOptimizer, which leaves them.
 #[must_use]
-pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions) -> u64 {
+pub(crate) fn of_bucket(runtime: &Runtime, d: &Decisions, precision: Precision) -> u64 {
     let reduces = d.zero <= Zero::Z1 && d.dp() * d.cp > 1 && !runtime.works_by_block(d.zero);
-    let held = runtime.states.parameter;
-    held.filter(|_| reduces).map_or(0, DType::size)
+    match reduces && runtime.copies_into_buckets {
+        true => parameter_type(&runtime.states, precision).size(),
+        false => 0,
+    }
 }
 
 /// Element type in which gradients are reduced. Data parallelism that casts parameters of 32 bits reduces the gradients

@@ -61,8 +61,7 @@ fn the_loss_is_computed_before_gradients_exist() {
     }
 }
 
-/// Plain data parallelism keeps 32-bit buckets with copies of gradients; the rest is as on one
-/// device.
+/// Plain data parallelism keeps buckets with copies of gradients; the rest is as on one device.
 #[test]
 fn buckets_of_gradients_stay() {
     let buckets = |p: &Prediction| p.memory_of("gathered parameters and gradients in flight").0;
@@ -75,6 +74,9 @@ fn buckets_of_gradients_stay() {
     assert_eq!(buckets(&eight), 4 * weights);
     let sharded = predict("hf-trainer", 8, 4096, "dp8 zero3 mbs4");
     assert!(buckets(&sharded) < 4 * weights);
+    // nanotron's parameters, and so its gradients and their copies, have 16 bits.
+    let narrow = predict("nanotron", 8, 4096, "dp8 zero0 mbs4");
+    assert_eq!(buckets(&narrow), narrow.memory_of("parameters").0);
 }
 
 /// FSDP allocates gradients on a stream of its own, which keeps their memory when they are freed.
