@@ -11,6 +11,7 @@ use crate::device::Architecture;
 use crate::dispatcher::{Dispatcher, RoutedTokens, SecondSort};
 use crate::fp8_recipe::Fp8Recipe;
 use crate::parallelism::Overlap;
+use crate::prefetch::HeldWhole;
 use crate::provenance::Sourced;
 use crate::selection::Selection;
 use crate::sharding::{OncePerStep, Unsharded};
@@ -53,6 +54,8 @@ pub struct Runtime {
     pub master_in_f32_jobs: bool,
     /// Whether jobs that shard no parameters run PyTorch's DistributedDataParallel, which copies gradients into buckets.
     pub copies_into_buckets: bool,
+    /// How much of a rank's weights it holds whole at one time, if elements decide it, not blocks.
+    pub held_whole: Option<HeldWhole>,
     /// How it sends tokens to their experts by default.
     pub dispatcher: Dispatcher,
     /// When it orders rows a second time around an all-to-all.

@@ -11,7 +11,7 @@ use crate::fp8_recipe::Fp8Recipe;
 use crate::offload::OffloadOption;
 use crate::parallelism::{AxisOrder, CpKind, Overlap, ScheduleKind, Zero};
 use crate::prediction_modules::PredictionModules;
-use crate::prefetch::PrefetchOption;
+use crate::prefetch::{HeldWhole, PrefetchOption};
 use crate::provenance::Sourced;
 use crate::runtime::{
     AttentionKernel, Overheads, RecomputeMode, Rewrite, Rewrites, Runtime, RuntimeSpace,
@@ -68,6 +68,8 @@ pub struct RuntimeFile {
     pub master_in_f32_jobs: Option<bool>,
     /// Whether jobs that shard no parameters run PyTorch's DistributedDataParallel, which copies gradients into buckets.
     pub copies_into_buckets: Option<bool>,
+    /// How much of a rank's weights is held whole at one time, if elements decide it, not blocks.
+    pub held_whole: Option<HeldWhole>,
     /// How tokens are sent to their experts by default.
     pub dispatcher: Option<Dispatcher>,
     /// When rows are ordered a second time around an all-to-all.
@@ -190,6 +192,7 @@ impl RuntimeFile {
             unsharded: field!(unsharded),
             master_in_f32_jobs: field!(master_in_f32_jobs),
             copies_into_buckets: field!(copies_into_buckets),
+            held_whole: self.held_whole.or(parent.and_then(|p| p.held_whole)),
             zero3_once: field!(zero3_once),
             dispatcher: field!(dispatcher),
             second_sort: field!(second_sort),

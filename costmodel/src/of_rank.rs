@@ -247,17 +247,26 @@ pub(crate) fn in_flight(
         Zero::Z0 | Zero::Z1 if !states::frees_in_backward(runtime, strategy) => {
             Bytes(held.trained.total() * states::of_bucket(runtime, strategy, precision))
         }
-        Zero::Z0 | Zero::Z1 | Zero::Z2 => Bytes(largest.reduced * reduce),
+        Zero::Z0 | Zero::Z1 | Zero::Z2 => Bytes(unreduced(scenario, largest, held) * reduce),
         Zero::Z3 => Bytes(0),
     };
     copies + Bytes(buckets)
+}
+
+/// Number of gradients that a rank holds whole until they are reduced: those of one block, unless the runtime lets more wait.
+fn unreduced(scenario: &Scenario, largest: Largest, held: Weights) -> u64 {
+    let waiting = scenario.runtime.held_whole.map(|of| {
+        of.waiting(largest.layer.min(largest.reduced))
+            .min(held.trained.total())
+    });
+    waiting.unwrap_or(0).max(largest.reduced)
 }
 
 /// Bytes that a rank needs under ZeRO-3, or FSDP over one rank, in addition to its shards, at the moment when it needs most:
 /// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
 ///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
 ///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`), or the embedding is freed while the head is gathered
-///   ([`states::frees_embedding`]);
+///   ([`states::frees_embedding`]). A runtime may also gather a number of elements ahead ([`catalog::prefetch::HeldWhole`]);
 /// - gradients that are not reduced yet, with `reduce` bytes for each element: of one block, or of all blocks if those of several
 ///   micro-batches are reduced once;
 /// - 16-bit casts of parameters that are gathered in 32 bits ([`states::keeps_casts`]);
@@ -282,7 +291,7 @@ fn gathered_and_unreduced(
     let accumulates = reduces_once && strategy.num_micro_batches > 1;
     let (unreduced, before_copy) = match accumulates {
         true => (held.trained.total(), reduce),
-        false => (largest.reduced, gathered_type),
+        false => (self::unreduced(scenario, largest, held), gathered_type),
     };
     let gathered = if !reshards {
         let all = held.all().total();
@@ -294,9 +303,16 @@ fn gathered_and_unreduced(
             true => largest.larger_end,
             false => largest.ends,
         };
-        match states::is_fsdp(runtime) {
-            true => ends * gathered_type + largest.layer * blocks * layer_type,
-            false => (largest.larger_end * gathered_type).max(largest.layer * layer_type) * blocks,
+        let whole = held.all().total().saturating_sub(largest.ends);
+        match (states::is_fsdp(runtime), runtime.held_whole) {
+            (_, Some(of)) => {
+                let layers = of.gathered(largest.layer).min(whole);
+                largest.ends * gathered_type + layers * layer_type
+            }
+            (true, None) => ends * gathered_type + largest.layer * blocks * layer_type,
+            (false, None) => {
+                (largest.larger_end * gathered_type).max(largest.layer * layer_type) * blocks
+            }
         }
     };
     let copied = match runtime.rewrites.contains(&Rewrite::CopyShards) {
