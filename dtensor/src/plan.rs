@@ -40,6 +40,9 @@ pub struct ShardingPlan {
     pub input: Placements,
     /// How attention exchanges keys and values when context parallelism shards the sequence.
     pub attention_exchange: CpKind,
+    /// Whether tensor-parallel ranks that all have the tokens of a layer with experts share the rows of the tokens' experts, or every
+    /// expert's columns, so that each computes a part of a sum.
+    pub shares_rows: bool,
     /// How many rows reach the experts of this rank.
     pub routing: Routing,
 }

@@ -189,13 +189,13 @@ impl Block<'_, '_, '_> {
             .at(&format!("{}.rows", n.moe), chosen_rows.clone())?;
         let sent = self.tape.dispatch(&scope, &shared_rows, None);
         // Ranks that have all tokens have all rows that their shares of the experts' weights multiply.
-        let have_all = self.tape.all_have(&x);
-        let rows = match have_all {
+        let shares = self.tape.shares_rows();
+        let rows = match shares {
             true => sent.clone(),
             false => self.tape.expert_tensor_exchange(&scope, &sent, None),
         };
         let mut rows = self.expert_mlp(moe, &rows)?;
-        if !have_all {
+        if !shares {
             rows = self.tape.expert_tensor_exchange(&scope, &rows, Some(&sent));
         }
         let rows = self.tape.dispatch(&scope, &rows, Some(&chosen_rows));

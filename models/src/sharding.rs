@@ -51,6 +51,7 @@ pub fn sharding_plan(
         forward: entries([forward(model, &names, (between, layout)), outputs].concat())?,
         input,
         attention_exchange: layout.cp_kind,
+        shares_rows: layout.routed_tokens.are_gathered(layout.ep),
         routing: layout.routing,
     })
 }

@@ -10,11 +10,10 @@ use crate::tape::{DTensor, Tape, no_rule};
 use crate::tensor::TensorRole;
 
 impl Tape<'_> {
-    /// Whether every tensor-parallel rank has all of these tokens. Then ranks share the rows of the tokens' experts, or every expert's
-    /// columns, and each computes a part of a sum.
+    /// Whether tensor-parallel ranks share the rows of experts ([`crate::ShardingPlan::shares_rows`]).
     #[must_use]
-    pub fn all_have(&self, x: &DTensor) -> bool {
-        self.mesh().tp > 1 && x.placements.on(Axis::Tp) == Placement::Replicate
+    pub fn shares_rows(&self) -> bool {
+        self.mesh().tp > 1 && self.plan.shares_rows
     }
 
     /// Number of a rank's rows: one for each of its tokens and each of `k` experts.
@@ -22,16 +21,16 @@ impl Tape<'_> {
         let local = &self.trace.tensor(x.id).shape;
         let h = *local.last().expect("tokens have a width");
         let rows = local.iter().product::<u64>() / h * k;
-        match self.all_have(x) && self.mesh().etp == 1 {
+        match self.shares_rows() && self.mesh().etp == 1 {
             true => [rows / self.mesh().tp, h],
             false => [rows, h],
         }
     }
 
-    /// Tokens like these, or parts of their sum if every rank has all tokens.
+    /// Tokens like these, or parts of their sum if ranks share rows.
     fn combined(&mut self, scope: &str, like: &DTensor) -> DTensor {
         let mut out = self.like(scope, like, like.dtype);
-        if self.all_have(like) {
+        if self.shares_rows() {
             out.placements = out.placements.with(Axis::Tp, Placement::Partial);
         }
         out
