@@ -509,6 +509,9 @@ impl<'a> Engine<'a> {
             return;
         };
         let plan = stage.traffic;
+        if !plan.applies(plan.exposed_reductions, action.micro_batch) {
+            return;
+        }
         let copied = plan.copied(stage.copied_after_reduce, action.micro_batch);
         let waits = plan.waits_for_copies(action.micro_batch);
         let state = &mut self.states[rank];

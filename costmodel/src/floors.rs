@@ -198,7 +198,8 @@ impl Least {
         let first = stage.layers.first();
         let at_start = |_: &&LayerTraffic| traffic.gather_forward == When::First;
         let at_end = |_: &&LayerTraffic| !split && traffic.reduce != When::Never;
-        let every_pass = matches!(strategy.zero, Zero::Z2 | Zero::Z3);
+        let every_pass = matches!(strategy.zero, Zero::Z2 | Zero::Z3)
+            && traffic.exposed_reductions == When::Always;
         let reductions = if every_pass { micro_batches } else { 1.0 };
         let exposed = [
             stage.exposed_gather.unwrap_or_default(),

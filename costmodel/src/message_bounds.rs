@@ -8,7 +8,6 @@
 use std::sync::Arc;
 
 use catalog::Seconds;
-use catalog::runtime::Rewrite;
 use models::BlockClass;
 use plans::{Decisions, Zero};
 
@@ -17,7 +16,7 @@ use crate::block_cost::BlockCost;
 use crate::blocks::BlockCosts;
 use crate::shape::{Own, Shape};
 use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
-use crate::stage_traffic::Traffic;
+use crate::stage_traffic::{Together, Traffic};
 use crate::traffic::DataParallel;
 
 /// A ZeRO level, and whether parameters are freed between forward and backward.
@@ -39,8 +38,8 @@ pub struct Messages {
     alone: [f64; 2],
     /// Seconds that a kernel takes longer for every second in which a message is under way.
     slowdown: f64,
-    /// Whether stages after the first may reduce their gradients when no kernel runs any more.
-    whole_stages: bool,
+    /// Whether stages reduce their gradients when their last backward pass has ended: the first of the model, and the others.
+    reduces_at_end: [bool; 2],
 }
 
 /// Seconds that a block of each kind computes on the device.
@@ -74,7 +73,7 @@ impl Messages {
             plan: TrafficPlan::default(),
             alone: [0.0; 2],
             slowdown: 0.0,
-            whole_stages: false,
+            reduces_at_end: [false; 2],
         }
     }
 
@@ -116,12 +115,14 @@ impl Messages {
                 f64::from(u8::from(stage.exposed_gather.is_some())),
                 match (stage.exposed_reduce, d.zero) {
                     (None, _) => 0.0,
+                    _ if stage.traffic.exposed_reductions == When::Last => 1.0,
                     (Some(_), Zero::Z0 | Zero::Z1) => 1.0,
                     (Some(_), Zero::Z2 | Zero::Z3) => d.num_micro_batches as f64,
                 },
             ],
             slowdown: parallel.slowdown(scenario) - 1.0,
-            whole_stages: (scenario.runtime.rewrites).contains(&Rewrite::WholeStageBuckets),
+            reduces_at_end: [true, false]
+                .map(|is_first| Together::of(scenario, d, is_first).reduces_at_end),
         })
     }
 
@@ -149,10 +150,10 @@ impl Messages {
             _ if often => micro_batches * self.in_backward(kernels, rank),
             When::Last => {
                 let last = self.followed(kernels, first_stage);
-                match rank.is_first {
-                    true => last.max(self.in_last_backward(kernels, rank)),
-                    false if self.whole_stages => last,
-                    false => last + self.in_last_backward(kernels, rank),
+                match (rank.is_first, self.reduces_at_end) {
+                    (true, [true, _]) | (false, [_, true]) => last,
+                    (true, _) => last.max(self.in_last_backward(kernels, rank)),
+                    (false, _) => last + self.in_last_backward(kernels, rank),
                 }
             }
             _ => 0.0,

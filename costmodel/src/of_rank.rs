@@ -263,7 +263,7 @@ fn unreduced(scenario: &Scenario, largest: Largest, held: Weights) -> u64 {
 }
 
 /// Bytes that a rank needs under ZeRO-3, or FSDP over one rank, in addition to its shards, at the moment when it needs most:
-/// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after forward. Under
+/// - gathered parameters: of the block that runs and of those prefetched, or of all blocks if none is resharded after a pass. Under
 ///   FSDP embedding and head belong to the root module, which stays gathered from forward to backward (PyTorch `_fsdp_state.py`,
 ///   `_lazy_init`; FSDP1: `_runtime_utils.py`, `_post_forward_reshard`), or the embedding is freed while the head is gathered
 ///   ([`states::frees_embedding`]). A runtime may also gather a number of elements ahead ([`catalog::prefetch::HeldWhole`]);
@@ -284,11 +284,11 @@ fn gathered_and_unreduced(
     let gathered_type = states::gathered_type(runtime, precision).size();
     let layer_type = states::gathered_layer_type(runtime, precision).size();
     let reshards = match strategy.zero {
+        _ if states::leaves_backward_alone(runtime, strategy) => false,
         Zero::Z3 => strategy.reshard_after_forward,
         _ => runtime.zero3_once.reshards_by_default(strategy.pp),
     };
-    let reduces_once = runtime.zero3_once.reduce.contains(strategy.pp);
-    let accumulates = reduces_once && strategy.num_micro_batches > 1;
+    let accumulates = states::reduces_once(runtime, strategy) && strategy.num_micro_batches > 1;
     let (unreduced, before_copy) = match accumulates {
         true => (held.trained.total(), reduce),
         false => (self::unreduced(scenario, largest, held), gathered_type),

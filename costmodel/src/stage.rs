@@ -78,12 +78,16 @@ pub struct TrafficPlan {
     pub gather_backward: When,
     /// Backwards during which gradients are reduced.
     pub reduce: When,
+    /// Backwards after which gradients are reduced while the device waits, if they are.
+    pub exposed_reductions: When,
     /// Micro-batch of the stage's first forward.
     pub first: u32,
     /// Micro-batch of the stage's last backward.
     pub last: u32,
-    /// Whether a pass begins when all its parameters are gathered, and gradients are reduced when it ends.
-    pub whole: bool,
+    /// Which gathers the first block of a pass waits for.
+    pub awaited: Awaited,
+    /// Whether gradients are reduced when a pass has ended, not block by block.
+    pub reduces_at_end: bool,
     /// How many blocks ahead of its use a block's parameters are gathered, where every pass gathers them.
     pub ahead: Ahead,
     /// Whether the device waits until the host has added up gradients of several micro-batches.
@@ -100,9 +104,11 @@ impl Default for TrafficPlan {
             gather_forward: When::Never,
             gather_backward: When::Never,
             reduce: When::Never,
+            exposed_reductions: When::Always,
             first: 0,
             last: 0,
-            whole: false,
+            awaited: Awaited::Own,
+            reduces_at_end: false,
             ahead: Ahead::USUAL,
             accumulation_waits: false,
             copies_hold_kernels: false,
@@ -123,6 +129,18 @@ pub enum When {
     Last,
     /// For every micro-batch.
     Always,
+}
+
+/// Which gathers of parameters the first block of a pass waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Awaited {
+    /// Its own, as every other block does.
+    #[default]
+    Own,
+    /// All gathers of the pass, which begin with it.
+    AllOfPass,
+    /// All gathers of the pass. They begin with the step.
+    AllOfStep,
 }
 
 /// Data-parallel traffic of a row of equal blocks.

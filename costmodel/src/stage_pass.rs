@@ -12,7 +12,7 @@ use plans::legality::MAX_AHEAD;
 use crate::activation_copies::ActivationCopies;
 use crate::offload::GradientCopies;
 use crate::picoseconds::Picoseconds;
-use crate::stage::{LayerTraffic, Phase, StageWork, TrafficPlan, When};
+use crate::stage::{Awaited, LayerTraffic, Phase, StageWork, TrafficPlan, When};
 use crate::streams::{End, Stream, Streams};
 
 /// The largest number of blocks whose parameters are gathered at the same time.
@@ -75,8 +75,15 @@ impl StagePass {
         let forward = kind == ActionKind::F;
         let [gathers, reduces] = [stage.traffic.gathers(kind), stage.traffic.reduces(kind)];
         let nothing = [gathers, reduces] == [When::Never; 2] && stage.activations.is_none();
-        let beside_kernels = |when| when != When::Never && !stage.traffic.whole;
-        let sends = [gathers, reduces].map(beside_kernels);
+        let TrafficPlan {
+            awaited,
+            reduces_at_end,
+            ..
+        } = stage.traffic;
+        let sends = [
+            gathers != When::Never && awaited == Awaited::Own,
+            reduces != When::Never && !reduces_at_end,
+        ];
         let row = |row: &LayerTraffic| Row::new(row, forward, duration, sends);
         let rows = stage.layers.iter();
         let mut pass = Self {
@@ -106,7 +113,7 @@ impl StagePass {
     /// Megatron's bucket look-ahead), or as many blocks earlier as the plan says. In backward a block's gradients are reduced when
     /// the block ends. If parameters are gathered only once per step, all gathers are issued at its start.
     ///
-    /// If the stage has one bucket, its first block waits for all gathers, and reductions follow its last block.
+    /// The first block may wait for all gathers, and reductions may follow the last block.
     ///
     /// Gathers and reductions use the same links, so they run one after the other on a single stream.
     #[inline(never)]
@@ -118,14 +125,16 @@ impl StagePass {
             streams.issue(Stream::Compute, self.duration, None);
             return;
         }
-        if gathers && self.plan.whole {
+        let awaits_all = self.plan.awaited != Awaited::Own;
+        if gathers && awaits_all {
+            let at_once = self.plan.awaited == Awaited::AllOfStep;
             self.blocks().for_each(|row| {
-                row.gather(false, streams);
+                row.gather(at_once, streams);
             });
             streams.join(Stream::Data);
         }
         let mut asked = Asked {
-            rows: if gathers && !self.plan.whole {
+            rows: if gathers && !awaits_all {
                 &self.rows
             } else {
                 &[]
@@ -159,7 +168,7 @@ impl StagePass {
                 if let Some(layer) = layer.filter(|_| self.forward) {
                     copying.after_forward(layer, streams);
                 }
-                if reduces && !self.plan.whole {
+                if reduces && !self.plan.reduces_at_end {
                     reduction.issue(streams);
                 }
                 slot = if slot == ahead { 0 } else { slot + 1 };
@@ -170,10 +179,10 @@ impl StagePass {
         }
     }
 
-    /// Ends the reductions of a pass: if the stage has one bucket for all its gradients, it is reduced now. If the system waits for
+    /// Ends the reductions of a pass: gradients that are not reduced block by block are reduced now. If the system waits for
     /// reductions, the kernels that follow begin only when they are done.
     fn end_reductions(&self, streams: &mut Streams, micro_batch: u32) {
-        if self.plan.whole {
+        if self.plan.reduces_at_end {
             self.blocks()
                 .for_each(|row| self.reduction(row, micro_batch).issue(streams));
         }
@@ -371,7 +380,12 @@ mod tests {
             traffic: TrafficPlan {
                 gather_forward: When::First,
                 reduce: When::Last,
-                whole,
+                awaited: if whole {
+                    Awaited::AllOfPass
+                } else {
+                    Awaited::Own
+                },
+                reduces_at_end: whole,
                 ..TrafficPlan::default()
             },
             ..StageWork::default()

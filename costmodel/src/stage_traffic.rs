@@ -12,7 +12,7 @@ use crate::activation_copies::ActivationCopies;
 use crate::messages::Message;
 use crate::offload::{self, Copies, GradientCopies, Offloaded};
 use crate::shared_tables::SharedTables;
-use crate::stage::{LayerTraffic, Run, StageWork, TrafficPlan, When};
+use crate::stage::{Awaited, LayerTraffic, Run, StageWork, TrafficPlan, When};
 use crate::states::{Elements, Weights};
 use crate::traffic::{Buckets, DataParallel};
 use crate::work::Work;
@@ -260,13 +260,45 @@ pub(crate) fn broadcast(
     Ok(())
 }
 
-/// Whether pipeline stages after the first gather their parameters at once, and reduce their gradients at once.
-fn has_whole_stages(scenario: &Scenario, strategy: &Decisions) -> bool {
-    let has = scenario
-        .runtime
-        .rewrites
-        .contains(&Rewrite::WholeStageBuckets);
-    has && strategy.stages.0.len() as u64 == strategy.pp
+/// What a stage of a pipeline does with all its parameters, or all its gradients, together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Together {
+    awaited: Awaited,
+    /// Whether gradients are reduced when the stage's last backward pass has ended.
+    pub(crate) reduces_at_end: bool,
+}
+
+impl Together {
+    /// Of the first stage of the model, if `is_first`, or of a later one.
+    ///
+    /// - Megatron-LM with one stage on each rank: later stages have one bucket. With several, all stages reduce their gradients after their
+    ///   last backward pass (`align_grad_reduce`), and buckets are gathered from the step's start on, those of the last layers first
+    ///   (`align_param_gather`; NVIDIA/Megatron-LM@d98e8a6, `pipeline_parallel/schedules.py`, `grad_sync_func` and `param_sync_func`).
+    /// - FSDP under PyTorch's pipelines with several stages on each rank: `UNSHARD` gathers a stage ahead of its first pass, which waits for
+    ///   all of it (pytorch/pytorch@00722e6, `distributed/pipelining/schedules.py`, `_assert_unsharded`).
+    pub(crate) fn of(scenario: &Scenario, strategy: &Decisions, is_first: bool) -> Self {
+        let runtime = &scenario.runtime;
+        let several = strategy.stages.0.len() as u64 > strategy.pp;
+        if runtime.rewrites.contains(&Rewrite::WholeStageBuckets) {
+            let awaited = match (several, is_first) {
+                (true, true) => Awaited::AllOfStep,
+                (false, false) => Awaited::AllOfPass,
+                (true, false) | (false, true) => Awaited::Own,
+            };
+            return Self {
+                awaited,
+                reduces_at_end: several || !is_first,
+            };
+        }
+        let gathers_once = !strategy.reshard_after_forward;
+        match several && gathers_once && states::leaves_backward_alone(runtime, strategy) {
+            true => Self {
+                awaited: Awaited::AllOfStep,
+                reduces_at_end: false,
+            },
+            false => Self::default(),
+        }
+    }
 }
 
 /// Decides which actions overlap with the traffic of a stage of these blocks; what nothing hides becomes an action of its own.
@@ -294,10 +326,12 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     overlap.param_gather = (overlap.param_gather || alone) && !has(Rewrite::GatherInStep);
     let offloaded = Offloaded::of(scenario, strategy);
     let on_same_stream = offloaded.is_some_and(Offloaded::copies_on_reducing_stream);
+    let together = Together::of(scenario, strategy, runs.iter().any(is_embedding));
     let mut plan = TrafficPlan {
         first: 0,
         last: strategy.num_micro_batches as u32 - 1,
-        whole: !runs.iter().any(is_embedding) && has_whole_stages(scenario, strategy),
+        awaited: together.awaited,
+        reduces_at_end: together.reduces_at_end,
         ahead: (scenario.runtime.ahead(strategy.prefetch)).unwrap_or(Ahead::USUAL),
         accumulation_waits: offloaded.is_some_and(Offloaded::accumulation_waits),
         copies_hold_kernels: on_same_stream && !strategy.overlap.grad_reduce,
@@ -320,8 +354,13 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
     let runtime = &scenario.runtime;
     let by_block = runtime.works_by_block(strategy.zero);
     match strategy.zero {
+        _ if states::leaves_backward_alone(runtime, strategy) => {
+            plan.exposed_reductions = When::Last;
+            stage.exposed_reduce = Some(reduces);
+            stage.copied_after_reduce = copied;
+        }
         // Only runtimes on PyTorch's FSDP reduce once, and these have no switch for the overlap.
-        _ if by_block && runtime.zero3_once.reduce.contains(strategy.pp) => {
+        _ if states::reduces_once(runtime, strategy) => {
             plan.reduce = When::Last;
         }
         Zero::Z0 | Zero::Z1 if overlap.grad_reduce && !by_block => plan.reduce = When::Last,

@@ -335,6 +335,20 @@ pub(crate) fn all_reduces_for_shards(runtime: &Runtime, zero: Zero) -> bool {
     shards && runtime.rewrites.contains(&Rewrite::AllReduceGradients)
 }
 
+/// Whether FSDP reduces gradients once in a step, not once for each micro-batch.
+#[must_use]
+pub(crate) fn reduces_once(runtime: &Runtime, d: &Decisions) -> bool {
+    runtime.works_by_block(d.zero) && runtime.zero3_once.reduce.contains(d.pp)
+}
+
+/// Whether backward passes neither reduce gradients nor free parameters, because a pipeline of PyTorch does so itself: it switches both off
+/// for every pass, also the last, and reduces when a stage has run its last backward pass, while the device waits (pytorch/pytorch@00722e6,
+/// `distributed/pipelining/stage.py`, `backward_maybe_with_nosync` and `perform_reduce_grad`).
+#[must_use]
+pub(crate) fn leaves_backward_alone(runtime: &Runtime, d: &Decisions) -> bool {
+    d.pp > 1 && reduces_once(runtime, d)
+}
+
 /// Bytes that a rank reads and writes to add a micro-batch's gradients to those of earlier ones. It trains `trained` weights, of which
 /// `shard` are its own. Autograd adds whole gradients in the type of the parameters; FSDP and ZeRO from level 2 on
 /// add only what a rank keeps of the sum over ranks (DeepSpeed `zero/stage_1_and_2.py`, `independent_gradient_partition_epilogue`,
@@ -348,8 +362,7 @@ pub(crate) fn added_gradients(
     let (runtime, precision) = (&scenario.runtime, scenario.workload.precision);
     let types = d.state_types(runtime, precision);
     let held = gradient_type(&types, precision).size();
-    let reduces_once = runtime.works_by_block(d.zero) && runtime.zero3_once.reduce.contains(d.pp);
-    match d.zero >= Zero::Z2 && !reduces_once {
+    match d.zero >= Zero::Z2 && !reduces_once(runtime, d) {
         true => Bytes(shard * 3 * held),
         false => Bytes(trained * (parameter_type(&types, precision).size() + 2 * held)),
     }
