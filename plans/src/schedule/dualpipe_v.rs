@@ -86,10 +86,10 @@ pub(super) fn actions(p: u32, m: u32, rank: u32) -> Vec<Action> {
     }
     // 6: nB1B0, split from the middle on.
     let step6 = rank + 1;
+    let middle = step6 / 2;
     for i in 0..step6 {
-        let split = i >= step6 / 2;
-        b.backward(1, split || (i == step6 / 2 && rank % 2 == 1));
-        b.backward(0, split);
+        b.backward(1, i > middle || (i == middle && rank % 2 == 1));
+        b.backward(0, i >= middle);
     }
     // 7: nWB0.
     for _ in 0..p - rank - 1 {
