@@ -135,8 +135,8 @@ impl Device {
             DType::F16 => [DType::F16, DType::Bf16]
                 .iter()
                 .any(|d| self.peak.contains_key(d)),
-            DType::F8 | DType::Bf16 => self.peak.contains_key(&dtype),
-            DType::F32 | DType::I64 | DType::I32 | DType::U8 => true,
+            DType::F8 | DType::Bf16 | DType::F32 => self.peak.contains_key(&dtype),
+            DType::I64 | DType::I32 | DType::U8 => true,
         }
     }
 

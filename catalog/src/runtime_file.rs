@@ -116,6 +116,7 @@ pub struct SpaceFile {
     expert_split: Option<ExpertSplit>,
     hybrid_shard: Option<bool>,
     uneven_stages: Option<bool>,
+    tied_in_pipelines: Option<bool>,
     kv_heads_limit_tp: Option<bool>,
     keep_after_forward: Option<bool>,
     gradients: Option<Vec<GradientOption>>,

@@ -62,6 +62,8 @@ pub struct RuntimeSpace {
     pub hybrid_shard: bool,
     /// Whether stages may have unequal numbers of layers.
     pub uneven_stages: bool,
+    /// Whether pipelines may divide models whose embeddings are tied to the head.
+    pub tied_in_pipelines: bool,
     /// Whether tensor parallelism is limited to divisors of the key/value heads.
     pub kv_heads_limit_tp: bool,
     /// Under ZeRO-3, whether parameters may stay gathered between forward and backward.

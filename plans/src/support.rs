@@ -80,6 +80,12 @@ fn unlisted(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<
         let has = list(&space.schedules, "no pipeline parallelism");
         return lacks(format!("pipeline schedule {}", d.schedule), has);
     }
+    if d.pp > 1 && model.tied_embeddings && !space.tied_in_pipelines {
+        return lacks(
+            "pipelines of models whose embeddings are tied to the head",
+            "pp=1",
+        );
+    }
     let fewest = space.fewest_micro_batches(d.schedule, d.pp);
     if d.pp > 1 && d.num_micro_batches < fewest {
         let (count, pp) = (d.num_micro_batches, d.pp);

@@ -92,7 +92,7 @@ fn by_model(job: &Job<'_>, edition: Edition, limits: &mut Limits) {
     };
     limits.refuse_recipe(job, recipes);
     limits.refuse(
-        job.model.tied_embeddings && d.pp > 1 && edition != Edition::Toml02,
+        job.model.tied_embeddings && d.pp > 1,
         "pp=1",
         "its pipeline takes no model whose embeddings are tied to its head",
     );
