@@ -81,12 +81,12 @@ impl<'a> Fields<'a> {
 
     /// A required whole number, from the first of these names that is present.
     pub(super) fn any(&self, names: &[&str]) -> Result<u64, SpecError> {
+        let mut found = None;
         for name in names {
-            if let Some(size) = self.maybe(name)? {
-                return Ok(size);
-            }
+            let said = self.maybe(name)?;
+            found = found.or(said);
         }
-        Err(self.wrong(&names.join("` or `"), "missing; expected a whole number"))
+        found.ok_or_else(|| self.wrong(&names.join("` or `"), "missing; expected a whole number"))
     }
 
     /// An optional whole number.

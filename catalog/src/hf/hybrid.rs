@@ -112,6 +112,7 @@ fn nemotron_experts(f: &Fields<'_>, used: bool) -> Result<Option<Moe>, SpecError
     let top_k = f.maybe("num_experts_per_tok")?;
     let expert_ffn = f.maybe("moe_intermediate_size")?;
     let shared = f.maybe("moe_shared_expert_intermediate_size")?;
+    f.maybe("n_shared_experts")?;
     if !used {
         return Ok(None);
     }

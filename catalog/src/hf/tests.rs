@@ -44,7 +44,6 @@ const WITHOUT_INFLUENCE: &[&str] = &[
     "rescale_prenorm_residual",
     // Implied by heads and their dimension; one shared block has the width that the file states.
     "expand",
-    "n_shared_experts",
     // For prediction modules, which are refused.
     "mtp_layers_block_type",
     // A divisor's lower bound, which the chosen softmax scores never reach.
@@ -181,6 +180,28 @@ fn what_would_be_another_model_is_refused_by_name() {
         ("deepseek_v3", json!({"topk_method": "greedy"})),
         ("glm4_moe", json!({"scoring_func": "softmax"})),
         ("llama", json!({"use_qk_norm": true})),
+        ("olmo2", json!({"num_experts": 64})),
+        ("llama", json!({"num_local_experts": 16})),
+        ("mistral", json!({"num_local_experts": 8})),
+        ("llama", json!({"n_routed_experts": 64})),
+        ("llama", json!({"moe_num_experts": 64})),
+        ("llama", json!({"moe_intermediate_size": 1024})),
+        ("llama", json!({"num_shared_expert": 1})),
+        ("llama", json!({"lm_head_bias": true})),
+        ("qwen3", json!({"kv_lora_rank": 512})),
+        ("qwen3", json!({"q_lora_rank": 1536})),
+        ("qwen3", json!({"hybrid_override_pattern": "M*M-"})),
+        (
+            "llama",
+            json!({"layers_block_type": ["mamba", "attention"]}),
+        ),
+        ("llama", json!({"mamba_n_heads": 128})),
+        ("qwen3", json!({"linear_num_value_heads": 32})),
+        ("qwen3", json!({"full_attention_interval": 4})),
+        (
+            "qwen3",
+            json!({"layer_types": vec!["linear_attention"; 32]}),
+        ),
         ("minimax_m2", json!({"attn_type_list": [0, 1]})),
         ("ernie4_5_moe", json!({"moe_layer_interval": 2})),
         ("ernie4_5_moe", json!({"moe_layer_end_index": 20})),
@@ -206,6 +227,18 @@ fn what_would_be_another_model_is_refused_by_name() {
             .replace("rope_parameters", "partial_rotary_factor");
         let error = read(&with(kind, &changes)).expect_err(&field);
         assert!(error.contains(&format!("`{field}`")), "{kind}: {error}");
+    }
+}
+
+#[test]
+fn values_that_switch_a_feature_off_leave_the_model_as_it_is() {
+    let plain = read(&with("llama", &json!({})));
+    for changes in [
+        json!({"num_experts": 0, "num_local_experts": 1, "n_routed_experts": null}),
+        json!({"lm_head_bias": false, "q_lora_rank": null, "full_attention_interval": 1}),
+        json!({"layer_types": vec!["full_attention"; 32]}),
+    ] {
+        assert_eq!(read(&with("llama", &changes)), plain, "{changes}");
     }
 }
 

@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::fields::{Fields, short};
 use crate::error::SpecError;
 
-/// Fields that change the model of some family, each with the JSON value that leaves the model as it is; null always
-/// does.
+/// Fields that change the model of some family, each with a JSON value that leaves the model as it is; null always
+/// does. A field with several such values has several rows.
 const UNCHANGING: &[(&str, &str)] = &[
     ("is_encoder_decoder", "false"),
     ("add_cross_attention", "false"),
@@ -40,16 +40,40 @@ const UNCHANGING: &[(&str, &str)] = &[
     ("hidden_dropout", "0"),
     ("use_qk_norm", "false"),
     ("shared_intermediate_size", "0"),
+    ("num_experts", "0"),
+    ("num_experts", "1"),
+    ("num_local_experts", "0"),
+    ("num_local_experts", "1"),
+    ("n_routed_experts", "0"),
+    ("n_routed_experts", "1"),
+    ("moe_num_experts", "0"),
+    ("moe_num_experts", "1"),
+    ("moe_intermediate_size", "0"),
+    ("n_shared_experts", "0"),
+    ("num_shared_experts", "0"),
+    ("num_shared_expert", "0"),
+    ("moe_num_shared_experts", "0"),
+    ("kv_lora_rank", "0"),
+    ("q_lora_rank", "0"),
+    ("hybrid_override_pattern", "null"),
+    ("layers_block_type", "null"),
+    ("mamba_num_heads", "0"),
+    ("mamba_n_heads", "0"),
+    ("linear_num_value_heads", "0"),
+    ("full_attention_interval", "1"),
+    ("lm_head_bias", "false"),
 ];
 
 /// Refuses the first field that changes the model and has not been read.
 pub(super) fn check(f: &Fields<'_>, kind: &str) -> Result<(), SpecError> {
     for (field, value) in f.unread() {
-        let known = UNCHANGING.iter().find(|(name, _)| *name == field);
-        if let Some((_, unchanging)) = known.filter(|(_, unchanging)| !same(value, unchanging)) {
+        let known = UNCHANGING.iter().filter(|(name, _)| *name == field);
+        let unchanging: Vec<&str> = known.map(|(_, value)| *value).collect();
+        if !unchanging.is_empty() && !unchanging.iter().any(|known| same(value, known)) {
             let message = format!(
-                "{} is not modelled for {kind}; expected {unchanging}",
-                short(value)
+                "{} is not modelled for {kind}; expected {}",
+                short(value),
+                unchanging.join(" or ")
             );
             return Err(f.wrong(field, message));
         }

@@ -23,6 +23,9 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
     let first = f.maybe("max_window_layers")?.filter(|_| qwen);
     let named = f.texts("layer_types")?;
     let period = f.maybe("sliding_window_pattern")?.unwrap_or(6);
+    if let Some(named) = named.as_ref().filter(|_| kind != "qwen3_next") {
+        known(f, "layer_types", named, layers, "sliding_attention")?;
+    }
     let Some(window) = window.filter(|_| used) else {
         return Ok(WindowPattern::Full);
     };
@@ -85,6 +88,25 @@ fn chunks(f: &Fields<'_>) -> Result<WindowPattern, SpecError> {
     Ok(found)
 }
 
+/// Checks that a list names every layer's attention, as full or windowed.
+fn known(
+    f: &Fields<'_>,
+    field: &str,
+    named: &[&str],
+    layers: u64,
+    windowed: &str,
+) -> Result<(), SpecError> {
+    if named.len() as u64 != layers {
+        return Err(f.wrong(field, "expected as many entries as num_hidden_layers"));
+    }
+    let other = |name: &&str| !["full_attention", windowed].contains(name);
+    if named.iter().any(other) {
+        let message = format!("layers other than full_attention and {windowed} are not modelled");
+        return Err(f.wrong(field, message));
+    }
+    Ok(())
+}
+
 /// The window pattern of a list that names each layer's attention; fails if no pattern fits it.
 fn of_layers(
     f: &Fields<'_>,
@@ -93,18 +115,7 @@ fn of_layers(
     layers: u64,
     (windowed, window): (&str, Window),
 ) -> Result<WindowPattern, SpecError> {
-    let wrong = |message: &str| Err(f.wrong(field, message));
-    if named.len() as u64 != layers {
-        return wrong("expected as many entries as num_hidden_layers");
-    }
-    if named
-        .iter()
-        .any(|name| !["full_attention", windowed].contains(name))
-    {
-        return wrong(&format!(
-            "layers other than full_attention and {windowed} are not modelled"
-        ));
-    }
+    known(f, field, named, layers, windowed)?;
     let full: Vec<bool> = named.iter().map(|name| *name == "full_attention").collect();
     let Some(first) = full.iter().position(|full| *full) else {
         return Ok(WindowPattern::All { window });
@@ -116,9 +127,9 @@ fn of_layers(
     let mut layers = full.iter().enumerate();
     let regular = layers.all(|(i, full)| *full == (i + 1).is_multiple_of(period));
     if !regular {
-        return wrong(
-            "expected every n-th layer to attend to everything, and the others to have a window",
-        );
+        let message =
+            "expected every n-th layer to attend to everything, and the others to have a window";
+        return Err(f.wrong(field, message));
     }
     let period = period as u64;
     Ok(WindowPattern::Alternating { window, period })
