@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::usual;
 use crate::checked::MAX_DIM;
 use crate::error::SpecError;
 
@@ -27,6 +28,8 @@ const PARTS: [(&str, &[&str]); 6] = [
 /// The fields of one JSON object, and which of them have been read.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
+    /// The family whose defaults absent sizes take; empty if there are none.
+    kind: &'a str,
     path: &'a str,
     read: RefCell<BTreeSet<&'a str>>,
 }
@@ -44,7 +47,18 @@ impl<'a> Fields<'a> {
 
     fn of(map: &'a Map<String, Value>, path: &'a str) -> Self {
         let read = RefCell::default();
-        Self { map, path, read }
+        let kind = "";
+        Self {
+            map,
+            kind,
+            path,
+            read,
+        }
+    }
+
+    /// The same fields, where absent sizes take the defaults of a family.
+    pub(super) fn of_kind(self, kind: &'a str) -> Self {
+        Self { kind, ..self }
     }
 
     /// The fields that have not been read, with their values.
@@ -73,9 +87,9 @@ impl<'a> Fields<'a> {
         Some(value).filter(|value| !value.is_null())
     }
 
-    /// A required whole number.
+    /// A whole number, which may be absent if the family has a default.
     pub(super) fn size(&self, field: &str) -> Result<u64, SpecError> {
-        self.maybe(field)?
+        self.usual(field)?
             .ok_or_else(|| self.wrong(field, "missing; expected a whole number"))
     }
 
@@ -86,7 +100,10 @@ impl<'a> Fields<'a> {
             let said = self.maybe(name)?;
             found = found.or(said);
         }
-        found.ok_or_else(|| self.wrong(&names.join("` or `"), "missing; expected a whole number"))
+        let usual = || names.iter().find_map(|name| usual::size(self.kind, name));
+        found
+            .or_else(usual)
+            .ok_or_else(|| self.wrong(&names.join("` or `"), "missing; expected a whole number"))
     }
 
     /// An optional whole number.
@@ -119,6 +136,11 @@ impl<'a> Fields<'a> {
             true => self.maybe(field),
             false => Ok(usual),
         }
+    }
+
+    /// A whole number; the family's default if the field is absent, `None` if there is no default or the field is null.
+    pub(super) fn usual(&self, field: &str) -> Result<Option<u64>, SpecError> {
+        self.maybe_or(field, usual::size(self.kind, field))
     }
 
     /// A list of texts; `None` if the field is absent.

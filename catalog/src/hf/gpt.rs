@@ -98,7 +98,7 @@ pub(super) fn opt(f: &Fields<'_>) -> Result<ModelConfig, SpecError> {
         rows: positions + 2,
     };
     base.max_position = positions;
-    base.hidden_dropout = f.fraction("dropout")?;
+    base.hidden_dropout = f.maybe_fraction("dropout")?.unwrap_or(0.1);
     base.attention_dropout = f.fraction("attention_dropout")?;
     f.only("do_layer_norm_before", true)?;
     if f.maybe("word_embed_proj_dim")?

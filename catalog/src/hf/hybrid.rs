@@ -94,7 +94,7 @@ fn nemotron_attention(f: &Fields<'_>) -> Result<Attention, SpecError> {
     Ok(Attention {
         heads,
         kind: AttentionKind::Grouped {
-            kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
+            kv_heads: f.usual("num_key_value_heads")?.unwrap_or(heads),
             head_dim: f.maybe("head_dim")?.or(older).unwrap_or(128),
             qk_norm: QkNorm::Absent,
             projections: Projections::Separate,

@@ -18,8 +18,8 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
     let nemotron = kind == "nemotron";
     let gemma = kind.starts_with("gemma");
     let moe = experts(f, kind)?;
-    let ffn = match (f.maybe("intermediate_size")?, moe) {
-        _ if family(kind) == Family::Llama4 => f.maybe("intermediate_size_mlp")?.unwrap_or(16_384),
+    let ffn = match (f.usual("intermediate_size")?, moe) {
+        _ if family(kind) == Family::Llama4 => f.size("intermediate_size_mlp")?,
         (Some(ffn), _) => ffn,
         (None, Some(moe)) => moe.expert_ffn,
         (None, None) => f.size("intermediate_size")?,
@@ -53,7 +53,7 @@ pub(super) fn model(f: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError
         },
         attention_dropout: f.fraction("attention_dropout")?,
         mtp_layers: predictors(f, kind)?,
-        max_position: f.maybe("max_position_embeddings")?.unwrap_or(8192),
+        max_position: f.usual("max_position_embeddings")?.unwrap_or(8192),
         ..ModelConfig::decoder(family(kind), layers, hidden, f.size("vocab_size")?)
     })
 }
@@ -89,7 +89,7 @@ pub(super) fn attention(
 ) -> Result<Attention, SpecError> {
     let attention = if kind.starts_with("deepseek") {
         AttentionKind::Latent {
-            q_lora_rank: f.maybe("q_lora_rank")?,
+            q_lora_rank: f.usual("q_lora_rank")?,
             kv_lora_rank: f.size("kv_lora_rank")?,
             qk_nope_dim: f.size("qk_nope_head_dim")?,
             qk_rope_dim: f.size("qk_rope_head_dim")?,
@@ -97,8 +97,8 @@ pub(super) fn attention(
         }
     } else {
         AttentionKind::Grouped {
-            kv_heads: f.maybe("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: match f.maybe_or("head_dim", usual_head_dim(kind))? {
+            kv_heads: f.usual("num_key_value_heads")?.unwrap_or(heads),
+            head_dim: match f.usual("head_dim")? {
                 Some(head_dim) => head_dim,
                 None => head_dim(f, hidden, heads)?,
             },
@@ -155,17 +155,6 @@ fn qk_norm(f: &Fields<'_>, kind: &str) -> Result<QkNorm, SpecError> {
     })
 }
 
-/// Head dimension if files leave it out; `None` if it is then hidden size over heads.
-fn usual_head_dim(kind: &str) -> Option<u64> {
-    match kind {
-        "gemma2" | "gemma3" | "gemma3_text" | "qwen3_next" => Some(256),
-        "qwen3" => Some(128),
-        "minimax_m2" | "llama4" | "llama4_text" => Some(128),
-        "gpt_oss" => Some(64),
-        _ => None,
-    }
-}
-
 /// Number of multi-token-prediction layers, which files give under several names.
 fn predictors(f: &Fields<'_>, kind: &str) -> Result<u64, SpecError> {
     if kind == "minimax_m2" {
@@ -196,7 +185,7 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
         "llama4" | "llama4_text" => of_llama4(f)?,
         "ernie4_5_moe" => of_ernie(f)?,
         "qwen2_moe" | "qwen3_moe" | "qwen3_next" => Moe {
-            shared_ffn: f.maybe("shared_expert_intermediate_size")?.unwrap_or(0),
+            shared_ffn: f.usual("shared_expert_intermediate_size")?.unwrap_or(0),
             shared_gate: matches!(kind, "qwen2_moe" | "qwen3_next"),
             every: f.maybe("decoder_sparse_step")?.unwrap_or(1),
             ..Moe::routed(
@@ -209,8 +198,8 @@ fn experts(f: &Fields<'_>, kind: &str) -> Result<Option<Moe>, SpecError> {
             let expert_ffn = f.size("moe_intermediate_size")?;
             let (experts, top_k) = (f.size("n_routed_experts")?, f.size("num_experts_per_tok")?);
             Moe {
-                shared_ffn: f.maybe("n_shared_experts")?.unwrap_or(0) * expert_ffn,
-                first_dense: f.maybe("first_k_dense_replace")?.unwrap_or(0),
+                shared_ffn: f.usual("n_shared_experts")?.unwrap_or(0) * expert_ffn,
+                first_dense: f.usual("first_k_dense_replace")?.unwrap_or(0),
                 every: f.maybe("moe_layer_freq")?.unwrap_or(1),
                 router_correction_bias: kind != "deepseek_v2",
                 ..Moe::routed(experts, top_k, expert_ffn)

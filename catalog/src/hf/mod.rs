@@ -10,6 +10,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 mod unread;
+mod usual;
 mod windows;
 
 use serde_json::Value;
@@ -96,6 +97,7 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
         false => None,
     };
     let fields = nested.unwrap_or(fields);
+    let fields = fields.of_kind(kind);
     let model = model(&fields, kind).map_err(|error| fields.in_file(error))?;
     unread::check(&fields, kind)?;
     let definition = fields.definition(kind);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::fields::Fields;
-use super::{decode, model, unread};
+use super::{decode, model, unread, usual};
 use crate::model::{Activation, ModelConfig, Position, Residual, WindowPattern};
 use crate::window::Window;
 
@@ -129,6 +129,42 @@ fn constants_left_out_are_those_of_the_family() {
         }
         assert_eq!(read(&bare), Ok(whole), "{kind}");
     }
+}
+
+#[test]
+fn an_absent_size_is_that_of_the_class_and_a_null_one_follows_the_heads() {
+    for (kind, config) in published() {
+        let whole = read(&config);
+        for (_, field) in usual::all().filter(|(named, _)| *named == kind) {
+            let mut bare = config.clone();
+            let had = bare.as_object_mut().expect("an object").remove(field);
+            assert!(had.is_some() || field == "head_dim", "{kind} {field}");
+            assert_eq!(read(&bare), whole, "{kind} without {field}");
+        }
+    }
+    let null = read(&with("mistral", &json!({"num_key_value_heads": null})));
+    assert_eq!(null.expect("a model").attention.kv_heads(), 32);
+    let whole = read(&with("deepseek_v3", &json!({"q_lora_rank": null}))).expect("a model");
+    assert_ne!(Ok(whole), read(&with("deepseek_v3", &json!({}))));
+    let mut opt = with("opt", &json!({}));
+    opt.as_object_mut().expect("an object").remove("dropout");
+    assert_eq!(read(&opt).map(|opt| opt.hidden_dropout), Ok(0.1));
+}
+
+#[test]
+fn a_nested_text_model_is_its_differences_from_the_class() {
+    let nested = json!({"model_type": "gemma3", "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+    }});
+    let model = read(&nested).expect("a model");
+    assert_eq!((model.vocab, model.attention.heads), (262_208, 8));
+    assert_eq!(model.attention.kv_heads(), 4);
+    let llama4 = json!({"model_type": "llama4", "text_config": {"num_local_experts": 128}});
+    let model = read(&llama4).expect("a model");
+    assert_eq!(
+        (model.vocab, model.hidden, model.layers),
+        (202_048, 5120, 48)
+    );
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
     let qwen = kind.starts_with("qwen");
     let window = f.maybe_or("sliding_window", usual)?;
     let used = !qwen || f.flag("use_sliding_window", false)?;
-    let layers = f.maybe("num_hidden_layers")?.unwrap_or(0);
+    let layers = f.usual("num_hidden_layers")?.unwrap_or(0);
     // The layers before this one attend to everything.
     let first = f.maybe("max_window_layers")?.filter(|_| qwen);
     let named = f.texts("layer_types")?;
