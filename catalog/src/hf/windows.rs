@@ -12,6 +12,7 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
     }
     let usual = match kind {
         "gemma2" | "gemma3" | "gemma3_text" | "mistral" | "olmo3" => Some(4096),
+        "qwen2" | "qwen3" | "qwen2_moe" | "qwen3_moe" => Some(4096),
         "gpt_oss" => Some(128),
         _ => None,
     };
@@ -30,6 +31,10 @@ pub(super) fn pattern(f: &Fields<'_>, kind: &str) -> Result<WindowPattern, SpecE
         return Ok(WindowPattern::Full);
     };
     let window = Window::Sliding(window);
+    if kind == "qwen3_moe" {
+        // Its code has one window for all layers, whatever the file lists.
+        return Ok(WindowPattern::All { window });
+    }
     if let Some(named) = named {
         return of_layers(
             f,
