@@ -82,6 +82,29 @@ pub fn json_value(text: &str, path: &str) -> Result<Value, SpecError> {
     json(text, path).map(|Distinct(value)| value)
 }
 
+/// JSON text in which `Infinity`, `-Infinity` and `NaN`, which Python writes and JSON has not, are `null`. Lines stay as they are.
+#[must_use]
+pub fn finite(text: &str) -> String {
+    let mut found = String::with_capacity(text.len());
+    let mut rest = text;
+    let (mut quoted, mut escaped) = (false, false);
+    while let Some(letter) = rest.chars().next() {
+        let number = ["-Infinity", "Infinity", "NaN"]
+            .into_iter()
+            .find(|number| !quoted && rest.starts_with(number));
+        if let Some(number) = number {
+            found.push_str("null");
+            rest = &rest[number.len()..];
+            continue;
+        }
+        quoted ^= letter == '"' && !escaped;
+        escaped = quoted && letter == '\\' && !escaped;
+        found.push(letter);
+        rest = &rest[letter.len_utf8()..];
+    }
+    found
+}
+
 /// A JSON value in which no object repeats a key. `serde_json::Value` itself would silently keep the last value of a repeated key.
 struct Distinct(Value);
 
@@ -281,6 +304,13 @@ mod tests {
             "first: 1\ninner:\n  list:\n  - 1\nlast: 2\n",
             "line 2: missing field `tp`, in `inner:`",
         );
+    }
+
+    #[test]
+    fn numbers_that_json_lacks_are_null_outside_texts() {
+        let text = "{\"NaN\": [0.0, Infinity, -Infinity],\n\"a\": \"\\\"Infinity\", \"b\": NaN}";
+        let expected = "{\"NaN\": [0.0, null, null],\n\"a\": \"\\\"Infinity\", \"b\": null}";
+        assert_eq!(finite(text), expected);
     }
 
     #[test]

@@ -234,7 +234,7 @@ pub(super) fn grown(factor: f64, scale: f64) -> f64 {
 
 /// How Llama 4 scales queries by position in layers without rotary positions; `None` if it is off.
 fn temperature(f: &Fields<'_>) -> Result<Option<Temperature>, SpecError> {
-    let tuned = f.flag("attn_temperature_tuning", true)?;
+    let tuned = f.truth("attn_temperature_tuning", true)?;
     let floor = f.maybe("floor_scale")?.unwrap_or(8192);
     let scale = f.real_or("attn_scale", 0.1)?.unwrap_or(0.0);
     Ok(tuned.then_some(Temperature { floor, scale }))

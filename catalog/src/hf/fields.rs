@@ -178,6 +178,22 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// As [`Fields::flag`]; a whole number is true unless it is 0, as in Python.
+    pub(super) fn truth(&self, field: &str, default: bool) -> Result<bool, SpecError> {
+        match self.present(field).and_then(Value::as_u64) {
+            Some(number) => Ok(number != 0),
+            None => self.flag(field, default),
+        }
+    }
+
+    /// The index of one of `count` layers; -1 stands for the last one.
+    pub(super) fn layer(&self, field: &str, count: u64) -> Result<Option<u64>, SpecError> {
+        match self.present(field).and_then(Value::as_i64) {
+            Some(-1) => Ok(Some(count.saturating_sub(1))),
+            _ => self.maybe(field),
+        }
+    }
+
     /// Checks a switch that is modelled only in its usual position.
     pub(super) fn only(&self, field: &str, usual: bool) -> Result<(), SpecError> {
         if self.flag(field, usual)? == usual {

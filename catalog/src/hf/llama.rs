@@ -229,15 +229,17 @@ fn interleaved(f: &Fields<'_>) -> Result<u64, SpecError> {
 /// The index of ERNIE's first layer with experts. All layers after it have experts too.
 fn last_layers(f: &Fields<'_>) -> Result<u64, SpecError> {
     let layers = f.size("num_hidden_layers")?;
-    let whole = |field: &str, usual: u64| match f.maybe(field)? {
+    let whole = |field: &str, said: Option<u64>, usual: u64| match said {
         Some(other) if other != usual => {
             let message = format!("{other} is not modelled; expected {usual}");
             Err(f.wrong(field, message))
         }
         _ => Ok(()),
     };
-    whole("moe_layer_interval", 1)?;
-    whole("moe_layer_end_index", layers.saturating_sub(1))?;
+    let interval = f.maybe("moe_layer_interval")?;
+    whole("moe_layer_interval", interval, 1)?;
+    let end = f.layer("moe_layer_end_index", layers)?;
+    whole("moe_layer_end_index", end, layers.saturating_sub(1))?;
     Ok(f.maybe("moe_layer_start_index")?.unwrap_or(1))
 }
 

@@ -83,7 +83,7 @@ const TYPES: &[(&str, Reader)] = &[
 /// # Errors
 /// When the model type is unknown, a needed field is missing, or sizes contradict each other.
 pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
-    let value: Value = crate::text::json_value(text, path)?;
+    let value: Value = crate::text::json_value(&crate::text::finite(text), path)?;
     let fields = Fields::new(&value, path)?;
     let kind = fields.text("model_type")?;
     let same = SAME.iter().find(|(named, _)| *named == kind);
@@ -96,14 +96,24 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
         true => fields.nested("text_config")?,
         false => None,
     };
+    // Files of multi-modal models say how weights are stored beside the text model.
+    let around = nested.is_some().then_some(&fields);
+    let around_stored = around.map(stored_as).transpose()?.flatten();
+    let quantization = around_stored
+        .is_some()
+        .then(|| value["quantization_config"].clone());
     let fields = nested.unwrap_or(fields);
     let fields = fields.of_kind(kind);
     let model = model(&fields, kind).map_err(|error| fields.in_file(error))?;
     unread::check(&fields, kind)?;
-    let definition = fields.definition(kind);
+    let mut definition = fields.definition(kind);
+    if let Some(quantization) = quantization {
+        definition["quantization_config"] = quantization;
+    }
     let model = Model::new(
         ModelConfig {
             name: name.to_owned(),
+            stored_as: around_stored.or(model.stored_as),
             text_of: multimodal.then(|| kind.to_owned()),
             ..model
         },

@@ -317,6 +317,52 @@ fn windows_follow_the_list_of_layers() {
     assert!(half.is_err_and(|error| error.contains("`max_window_layers`")));
 }
 
+#[test]
+fn qwen_s_mixture_has_its_window_in_all_layers() {
+    let of = |changes: Value| read(&with("qwen3_moe", &changes)).map(|m| m.attention.window);
+    let all = |window: u64| {
+        let window = Window::Sliding(window);
+        Ok(WindowPattern::All { window })
+    };
+    let on = json!({"use_sliding_window": true, "sliding_window": 1024, "max_window_layers": 12});
+    assert_eq!(of(on), all(1024));
+    let mut absent = with("qwen3_moe", &json!({"use_sliding_window": true}));
+    let map = absent.as_object_mut().expect("an object");
+    map.remove("sliding_window");
+    assert_eq!(read(&absent).map(|m| m.attention.window), all(4096));
+}
+
+#[test]
+fn other_spellings_of_a_default_are_read() {
+    for (kind, changes) in [
+        ("llama4_text", json!({"attn_temperature_tuning": 4})),
+        ("ernie4_5_moe", json!({"moe_layer_end_index": -1})),
+    ] {
+        assert_eq!(read(&with(kind, &changes)), read(&with(kind, &json!({}))));
+    }
+    let text = with("nemotron_h", &json!({"time_step_limit": [0.0, "limit"]})).to_string();
+    let python = text.replace("\"limit\"", "Infinity");
+    decode(&python, "config.json", "test").expect("a model");
+}
+
+#[test]
+fn a_wrapper_s_storage_format_is_that_of_its_text_model() {
+    let of = |method: &str| {
+        let text = json!({"text_config": {}, "model_type": "gemma3",
+            "quantization_config": {"quant_method": method}});
+        decode(&text.to_string(), "config.json", "test")
+    };
+    let model = of("fp8").expect("a model");
+    assert_eq!(model.stored_as.as_deref(), Some("fp8"));
+    let again = model.definition().expect("its fields").to_string();
+    let again = decode(&again, "config.json", "test").expect("a model");
+    assert_eq!(*again, *model);
+    let refused = of("bitsandbytes")
+        .expect_err("not for training")
+        .to_string();
+    assert!(refused.contains("for inference"), "{refused}");
+}
+
 fn with_field(object: &Value, field: &str, value: u64) -> Value {
     let mut object = object.clone();
     object[field] = value.into();
