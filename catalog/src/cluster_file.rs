@@ -36,6 +36,9 @@ pub struct DeviceFile {
     pub memory_bandwidth: Sourced<Bandwidth>,
     /// Peaks without sparsity, by operand type; the `f32` peak is for TF32 products.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
+    /// Highest rates of large products that were measured at the power limit, by operand type, where it keeps them far below the peaks.
+    #[serde(default)]
+    pub best_products: BTreeMap<DType, Sourced<FlopRate>>,
     /// Multiprocessors or compute units.
     #[schemars(range(min = 1, max = 65536))]
     pub sm_count: u64,
@@ -186,6 +189,7 @@ impl DeviceFile {
             memory: self.memory,
             memory_bandwidth: self.memory_bandwidth,
             peak: self.peak,
+            best_products: self.best_products,
             sm_count: self.sm_count,
             power_watts: self.power_watts,
             clock_mhz: self.clock_mhz,

@@ -88,6 +88,8 @@ pub struct Device {
     /// Dense peaks per operand type. The `f32` peak is that of the TF32 matrix units where the
     /// device has them, otherwise that of its 32-bit units.
     pub peak: BTreeMap<DType, Sourced<FlopRate>>,
+    /// Highest rates of large products that were measured at the power limit, by operand type, where it keeps them far below the peaks.
+    pub best_products: BTreeMap<DType, Sourced<FlopRate>>,
     /// Streaming multiprocessors or compute units.
     pub sm_count: u64,
     /// Power limit in watts, if stated.
@@ -120,6 +122,11 @@ impl Device {
             above_zero(rate.value, MAX_RATE)
                 .map_err(|wrong| ("peak", format!("{dtype:?} of {wrong}")))?;
         }
+        for (dtype, rate) in &self.best_products {
+            let peak = self.peak.get(dtype).map_or(MAX_RATE, |peak| peak.value);
+            above_zero(rate.value, peak)
+                .map_err(|wrong| ("best_products", format!("{dtype:?} of {wrong}")))?;
+        }
         in_range(self.sm_count, 1..=1 << 16).map_err(|wrong| ("sm_count", wrong))?;
         let watts = self.power_watts.unwrap_or(1.0);
         in_range(watts, 1.0..=1e5).map_err(|wrong| ("power_watts", wrong))?;
@@ -138,6 +145,17 @@ impl Device {
             DType::F8 | DType::Bf16 | DType::F32 => self.peak.contains_key(&dtype),
             DType::I64 | DType::I32 | DType::U8 => true,
         }
+    }
+
+    /// Highest measured rate of products of this type; that of bf16 products over their peak times this type's peak if only bf16
+    /// products were measured. `None` if no rate is stated.
+    #[must_use]
+    pub fn best_rate(&self, dtype: DType) -> Option<FlopRate> {
+        let known = |dtype| self.best_products.get(&dtype).map(|rate| rate.value);
+        known(dtype).or_else(|| {
+            let share = known(DType::Bf16)? / self.peak.get(&DType::Bf16)?.value;
+            Some(self.peak.get(&dtype)?.value * share)
+        })
     }
 
     /// Dense peak for products of `dtype`, or else of a 16-bit type, or else of `f32`.

@@ -1,6 +1,7 @@
 //! A measured machine, as a cluster whose devices and links have the rates that its kernels and
 //! messages reached.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::cluster::{Algorithm, Cluster, Fabric, Link};
@@ -77,6 +78,7 @@ impl Profile {
             memory: measured(Bytes(self.machine.memory_bytes / cores), source),
             memory_bandwidth: measured(copies, source),
             peak: peak.into_iter().collect(),
+            best_products: BTreeMap::new(),
             sm_count,
             power_watts: None,
             clock_mhz: None,

@@ -390,11 +390,12 @@ fn model() -> impl Strategy<Value = Model> {
         decoded(kind, &format!(
             r#""hidden_size": {hidden}, "num_attention_heads": {heads}, "num_key_value_heads": {},
                "intermediate_size": {}, "num_hidden_layers": {layers}, "vocab_size": {},
-               "sliding_window": {}, "num_local_experts": 8, "num_experts_per_tok": 2"#,
+               "sliding_window": {}{}"#,
             (heads >> groups).max(1),
             hidden * 3,
             1u64 << vocab,
             if kind == "mistral" { (1u64 << window).to_string() } else { "null".to_owned() },
+            if kind == "mixtral" { r#", "num_local_experts": 8, "num_experts_per_tok": 2"# } else { "" },
         ))
     })
 }

@@ -8,8 +8,11 @@ use super::borrowed::SlowerUnits;
 use crate::known;
 
 /// Time of kernels in long training over that in short benchmarks, which run at boost clocks. A part with more power for its
-/// peak than the one that was measured is throttled less.
+/// peak than the one that was measured is throttled less. Where the best rate at the power limit was measured, it says all.
 pub(crate) fn sustained(device: &Device, table: &MeasuredOn, fitted: &Fitted) -> f64 {
+    if device.best_rate(DType::Bf16).is_some() {
+        return 1.0;
+    }
     let measured = match device.architecture {
         Architecture::Hopper | Architecture::Blackwell => fitted.get(Constant::TrainingTime),
         Architecture::Ampere => known::AMPERE_SUSTAINED.factor(),

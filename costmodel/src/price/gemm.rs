@@ -57,6 +57,8 @@ pub(super) struct GemmPrices {
     /// TF32 units these run them (2 on every generation so far), elsewhere its 32-bit units do (8 on V100).
     single: f64,
     sustained: f64,
+    /// Time of 8-bit products over that of the table.
+    narrow_sustained: f64,
     /// Time in long training over that in short benchmarks, of the largest products on Ampere. (`sustained` is that of others.)
     sustained_large: f64,
     cap: Option<FlopRate>,
@@ -102,17 +104,23 @@ impl GemmPrices {
             Some(_) => clocks,
             None => peaks * clocks,
         };
+        // A power limit far below what the peak needs: the best products take as long as measured, and others longer as in the table.
+        let limited = |dtype, grid: &GemmGrid, otherwise: f64| match device.best_rate(dtype) {
+            Some(best) => highest_rate(grid).0 / best.0,
+            None => otherwise,
+        };
         let waves = Waves::of(device, part);
         let narrow = tables::gemm(&device.kernels, DType::F8).and_then(|grid| {
             let own = device.peak.get(&DType::F8)?;
             let reference = FlopRate(2.0 * part.peak.value.0);
             let slower_units = slower_units.map(|units| (units, reference));
-            let factor = factor(reference / own.value);
+            let factor = limited(DType::F8, &grid, factor(reference / own.value));
             Some(Scaled::new(grid, factor, slower_units, None))
         });
         let wide = {
             let slower_units = slower_units.map(|units| (units, part.peak.value));
-            Scaled::new(grid, factor(part.peak.value / peak), slower_units, waves)
+            let factor = limited(DType::Bf16, &grid, factor(part.peak.value / peak));
+            Scaled::new(grid, factor, slower_units, waves)
         };
         let single = device
             .peak_rate(DType::F32)
@@ -131,6 +139,10 @@ impl GemmPrices {
             peak,
             single,
             sustained: sustained(device, part, fitted),
+            narrow_sustained: match device.best_rate(DType::F8) {
+                Some(_) => 1.0,
+                None => known::NARROW.factor(),
+            },
             sustained_large: throttled(known::AMPERE_SUSTAINED_LARGE.factor(), device, part),
             cap: power_cap(device, part, fitted),
             table: device.kernels.clone(),
@@ -145,7 +157,7 @@ impl GemmPrices {
         let ratio = self.ratio(sizes, dtype);
         let flops = flops(sizes);
         let (sustained, cap) = if dtype == DType::F8 && self.narrow.is_some() {
-            (known::NARROW.factor(), self.cap)
+            (self.narrow_sustained, self.cap)
         } else {
             (self.sustained(flops), None)
         };
@@ -310,6 +322,19 @@ impl GemmPrices {
             ),
         ]
     }
+}
+
+/// The highest rate of a product of the grid.
+fn highest_rate(grid: &GemmGrid) -> FlopRate {
+    let [m, n, k] = &grid.sizes;
+    let rates = grid.microseconds.indexed_iter().map(|((i, j, l), &time)| {
+        let flops = flops([m[i], n[j], k[l]]);
+        FlopRate(flops / (time * 1e-6))
+    });
+    rates.fold(
+        FlopRate(0.0),
+        |most, rate| if rate > most { rate } else { most },
+    )
 }
 
 impl Scaled {
