@@ -34,6 +34,30 @@ const NOT_MODELLED: &[(&str, &str)] = &[
     ("glm_moe_dsa", SPARSE),
 ];
 
+/// Model types of Transformers 5 that are no misspellings of those modelled, however similar their names are.
+const OTHERS: &[&str] = &[
+    "ernie4_5",
+    "gemma",
+    "gemma3n_text",
+    "glm4",
+    "glm4_moe_lite",
+    "gptj",
+    "minimax_m1",
+    "ministral",
+    "ministral3",
+    "mistral3",
+    "mistral4",
+    "olmo",
+    "olmo_hybrid",
+    "olmoe",
+    "phi",
+    "qwen",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+];
+
 const SPARSE: &str = "attention to the tokens that an indexer selects is not modelled";
 
 /// Reads the fields of a model of a type.
@@ -125,7 +149,9 @@ pub fn decode(text: &str, path: &str, name: &str) -> Result<Model, SpecError> {
 
 fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let Some((_, read)) = TYPES.iter().find(|(named, _)| *named == kind) else {
-        let nearest = nearest_above(kind, TYPES.iter().map(|(named, _)| named), ALIKE);
+        let types = TYPES.iter().map(|(named, _)| named);
+        let misspelt = !OTHERS.contains(&kind);
+        let nearest = misspelt.then(|| nearest_above(kind, types, ALIKE)).flatten();
         return Err(fields.unknown("model_type", kind, nearest));
     };
     let model = read(fields, kind)?;

@@ -389,3 +389,18 @@ fn kimi_k2_is_a_deepseek_v3_and_selected_attention_is_refused() {
         assert!(error.contains("an indexer selects"), "{error}");
     }
 }
+
+#[test]
+fn another_family_is_no_misspelling() {
+    for (kind, nearest) in [
+        ("lama", Some("llama")),
+        ("qwen3-moe", Some("qwen3_moe")),
+        ("olmoe", None),
+        ("glm4_moe_lite", None),
+        ("mistral3", None),
+    ] {
+        let json = format!(r#"{{"model_type": "{kind}"}}"#);
+        let wrong = decode(&json, "config.json", "test").expect_err(kind);
+        assert_eq!(wrong.mistake().nearest.as_deref(), nearest, "{kind}");
+    }
+}
