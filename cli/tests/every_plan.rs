@@ -50,7 +50,7 @@ const PLANS: [(&str, u64, &str, &str); 40] = [
     ("gpt2", 4, "vescale", "pp=4,schedule=zb-h1"),
     ("gpt2", 2, "vescale", "pp=2,vpp=2,schedule=zb-v"),
     ("gpt2", 2, "vescale", "pp=2,vpp=2,schedule=dualpipe-v"),
-    ("gpt2", 4, "torchtitan", "pp=2,zero=3"),
+    ("llama", 4, "torchtitan", "pp=2,zero=3"),
     ("gpt2", 2, "vescale", "cp=2,cp_kind=ring"),
     ("gpt2", 4, "vescale", "cp=4,cp_kind=all_gather"),
     ("gpt2", 2, "vescale", "cp=2,cp_kind=all_to_all"),

@@ -127,11 +127,7 @@ impl StagePass {
         }
         let awaits_all = self.plan.awaited != Awaited::Own;
         if gathers && awaits_all {
-            let at_once = self.plan.awaited == Awaited::AllOfStep;
-            self.blocks().for_each(|row| {
-                row.gather(at_once, streams);
-            });
-            streams.join(Stream::Data);
+            self.gather_all(streams);
         }
         let mut asked = Asked {
             rows: if gathers && !awaits_all {
@@ -177,6 +173,15 @@ impl StagePass {
         if reduces {
             self.end_reductions(streams, micro_batch);
         }
+    }
+
+    /// Gathers the parameters of all blocks, for which the pass waits.
+    fn gather_all(&self, streams: &mut Streams) {
+        let at_once = self.plan.awaited == Awaited::AllOfStep;
+        for row in self.blocks() {
+            row.gather(at_once, streams);
+        }
+        streams.join(Stream::Data);
     }
 
     /// Ends the reductions of a pass: gradients that are not reduced block by block are reduced now. If the system waits for

@@ -338,19 +338,12 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         reductions_hold_kernels: has(Rewrite::WaitForReductions),
         ..TrafficPlan::default()
     };
-    match strategy.zero {
-        Zero::Z0 => {}
-        Zero::Z1 | Zero::Z2 if overlap.param_gather => plan.gather_forward = When::First,
-        Zero::Z1 | Zero::Z2 => stage.exposed_gather = Some(gathers),
-        Zero::Z3 if strategy.reshard_after_forward => {
-            plan.gather_forward = When::Always;
-            plan.gather_backward = When::Always;
-        }
-        Zero::Z3 if scenario.runtime.zero3_once.gather.contains(strategy.pp) => {
-            plan.gather_forward = When::First;
-        }
-        Zero::Z3 => plan.gather_forward = When::Always,
-    }
+    when_gathered(
+        (scenario, strategy),
+        overlap.param_gather,
+        gathers,
+        (stage, &mut plan),
+    );
     let runtime = &scenario.runtime;
     let by_block = runtime.works_by_block(strategy.zero);
     match strategy.zero {
@@ -371,6 +364,28 @@ pub(crate) fn plan(traffic: &Traffic<'_>, runs: &[Run], stage: &mut StageWork) {
         }
     }
     stage.traffic = plan;
+}
+
+/// Decides when parameters are gathered, which takes `time` if nothing hides it.
+fn when_gathered(
+    (scenario, strategy): (&Scenario, &Decisions),
+    overlaps: bool,
+    time: Seconds,
+    (stage, plan): (&mut StageWork, &mut TrafficPlan),
+) {
+    match strategy.zero {
+        Zero::Z0 => {}
+        Zero::Z1 | Zero::Z2 if overlaps => plan.gather_forward = When::First,
+        Zero::Z1 | Zero::Z2 => stage.exposed_gather = Some(time),
+        Zero::Z3 if strategy.reshard_after_forward => {
+            plan.gather_forward = When::Always;
+            plan.gather_backward = When::Always;
+        }
+        Zero::Z3 if scenario.runtime.zero3_once.gather.contains(strategy.pp) => {
+            plan.gather_forward = When::First;
+        }
+        Zero::Z3 => plan.gather_forward = When::Always,
+    }
 }
 
 fn is_embedding(run: &Run) -> bool {

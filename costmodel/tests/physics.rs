@@ -1,6 +1,5 @@
-//! No prediction may promise a kernel faster than its device's roofline, a message faster than its
-//! links, more model FLOPs than the peak allows, or a better machine that is slower. The bounds are
-//! written here a second time, apart from the code that applies them to prices.
+//! No prediction may promise a kernel faster than its device's roofline, a message faster than its links, more model FLOPs than the peak
+//! allows, or a better machine that is slower. The bounds are written here a second time, apart from the code that applies them to prices.
 
 use catalog::runtime::AttentionKernel;
 use catalog::{
@@ -395,7 +394,7 @@ fn model() -> impl Strategy<Value = Model> {
             hidden * 3,
             1u64 << vocab,
             if kind == "mistral" { (1u64 << window).to_string() } else { "null".to_owned() },
-            if kind == "mixtral" { r#", "num_local_experts": 8, "num_experts_per_tok": 2"# } else { "" },
+            if kind == "mixtral" { r#", "num_local_experts": 8"# } else { "" },
         ))
     })
 }

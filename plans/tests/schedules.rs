@@ -256,7 +256,7 @@ fn zero_bubble_schedules_have_the_published_bubble() {
     // DualPipe-V: (p − 1)(F&B + B − 3W), its authors' table, where F&B is a forward beside a
     // backward. Without running the two at once F&B = F + B. It is a bound: the halves at the
     // ramps' ends do better.
-    for (p, bubble) in [(2u64, 20), (4, 40), (8, 80)] {
+    for (p, bubble) in [(2u64, 10), (4, 30), (8, 70)] {
         let m = 4 * p;
         let built = schedule::build(ScheduleKind::DualPipeV, p, 2, m).expect("legal");
         let (end, work) = run(&built, m, units);

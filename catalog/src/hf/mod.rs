@@ -151,7 +151,9 @@ fn model(fields: &Fields<'_>, kind: &str) -> Result<ModelConfig, SpecError> {
     let Some((_, read)) = TYPES.iter().find(|(named, _)| *named == kind) else {
         let types = TYPES.iter().map(|(named, _)| named);
         let misspelt = !OTHERS.contains(&kind);
-        let nearest = misspelt.then(|| nearest_above(kind, types, ALIKE)).flatten();
+        let nearest = misspelt
+            .then(|| nearest_above(kind, types, ALIKE))
+            .flatten();
         return Err(fields.unknown("model_type", kind, nearest));
     };
     let model = read(fields, kind)?;

@@ -216,6 +216,42 @@ fn what_would_be_another_model_is_refused_by_name() {
         ("deepseek_v3", json!({"topk_method": "greedy"})),
         ("glm4_moe", json!({"scoring_func": "softmax"})),
         ("llama", json!({"use_qk_norm": true})),
+        ("minimax_m2", json!({"attn_type_list": [0, 1]})),
+        ("ernie4_5_moe", json!({"moe_layer_interval": 2})),
+        ("ernie4_5_moe", json!({"moe_layer_end_index": 20})),
+        ("llama4_text", json!({"moe_layers": [0, 3]})),
+        ("llama4_text", json!({"no_rope_layers": vec![0; 47]})),
+        (
+            "llama4_text",
+            json!({"layer_types": vec!["chunked_attention"; 48]}),
+        ),
+        ("minimax_m2", json!({"use_qk_norm": false})),
+        ("minimax_m2", json!({"shared_intermediate_size": 1536})),
+        ("gpt_oss", json!({"swiglu_alpha": 1.5})),
+        ("gemma2", json!({"use_bidirectional_attention": true})),
+        (
+            "gemma2",
+            json!({"layer_types": vec!["chunked_attention"; 26]}),
+        ),
+    ];
+    refused(&cases);
+}
+
+/// Checks that each of these fields is refused by its name.
+fn refused(cases: &[(&str, Value)]) {
+    for (kind, changes) in cases {
+        let field = changes.as_object().and_then(|map| map.keys().next());
+        let field = field
+            .expect("a field")
+            .replace("rope_parameters", "partial_rotary_factor");
+        let error = read(&with(kind, changes)).expect_err(&field);
+        assert!(error.contains(&format!("`{field}`")), "{kind}: {error}");
+    }
+}
+
+#[test]
+fn features_of_other_families_are_refused_by_name() {
+    refused(&[
         ("olmo2", json!({"num_experts": 64})),
         ("llama", json!({"num_local_experts": 16})),
         ("mistral", json!({"num_local_experts": 8})),
@@ -238,32 +274,7 @@ fn what_would_be_another_model_is_refused_by_name() {
             "qwen3",
             json!({"layer_types": vec!["linear_attention"; 32]}),
         ),
-        ("minimax_m2", json!({"attn_type_list": [0, 1]})),
-        ("ernie4_5_moe", json!({"moe_layer_interval": 2})),
-        ("ernie4_5_moe", json!({"moe_layer_end_index": 20})),
-        ("llama4_text", json!({"moe_layers": [0, 3]})),
-        ("llama4_text", json!({"no_rope_layers": vec![0; 47]})),
-        (
-            "llama4_text",
-            json!({"layer_types": vec!["chunked_attention"; 48]}),
-        ),
-        ("minimax_m2", json!({"use_qk_norm": false})),
-        ("minimax_m2", json!({"shared_intermediate_size": 1536})),
-        ("gpt_oss", json!({"swiglu_alpha": 1.5})),
-        ("gemma2", json!({"use_bidirectional_attention": true})),
-        (
-            "gemma2",
-            json!({"layer_types": vec!["chunked_attention"; 26]}),
-        ),
-    ];
-    for (kind, changes) in cases {
-        let field = changes.as_object().and_then(|map| map.keys().next());
-        let field = field
-            .expect("a field")
-            .replace("rope_parameters", "partial_rotary_factor");
-        let error = read(&with(kind, &changes)).expect_err(&field);
-        assert!(error.contains(&format!("`{field}`")), "{kind}: {error}");
-    }
+    ]);
 }
 
 #[test]

@@ -16,6 +16,10 @@ pub(super) struct Crossing {
     pub(super) together: u64,
     /// Seconds for which the busiest link is in use.
     pub(super) moved: f64,
+    /// Seconds for which the links inside domains are in use.
+    pub(super) inside: f64,
+    /// Rate of all network cards of the ranks of a domain, bytes per second.
+    pub(super) cards: f64,
     /// Latency of a step between domains beyond that of the collective library, in seconds.
     pub(super) far_latency: f64,
     /// Rate of one network card, bytes per second.
@@ -37,17 +41,20 @@ impl Crossing {
     }
 
     fn ring(&self) -> Option<f64> {
-        let steps = (self.ranks - 1) as f64;
-        let long = match self.op {
-            CollectiveOp::AllReduce => 2.0 * steps * known::RING_STEP.factor() + self.moved,
-            CollectiveOp::AllGather | CollectiveOp::ReduceScatter => {
-                let crossings = (self.ranks / self.together) as f64;
-                let start = steps * known::RING_STEP.factor() + crossings * self.far_latency;
-                start + self.moved
-            }
+        let rounds = match self.op {
+            CollectiveOp::AllReduce => 2.0,
+            CollectiveOp::AllGather | CollectiveOp::ReduceScatter => 1.0,
             CollectiveOp::AllToAll => return None,
         };
+        let steps = (self.ranks - 1) as f64;
+        let latency = steps * known::RING_STEP.factor() + self.crossings() * self.far_latency;
+        let long = rounds * latency + self.moved;
         Some(long.min(self.short_ring()))
+    }
+
+    /// Number of steps of a ring in which a part of the data goes to another domain.
+    fn crossings(&self) -> f64 {
+        (self.ranks.div_ceil(self.together)).min(self.ranks - 1) as f64
     }
 
     /// Time of a ring by NCCL's protocol for short messages, LL: every 4 bytes carry a flag of 4, so that steps need no
@@ -75,7 +82,22 @@ impl Crossing {
         let nodes = self.ranks.div_ceil(self.together).max(2);
         let level = known::TREE_LEVEL.factor() + self.far_latency;
         let ramp = known::TREE_RAMP.factor() * (self.bytes / 1e6).sqrt();
-        Some(2.0 * levels(nodes) * level + ramp + self.moved * known::TREE_TRAFFIC.factor())
+        Some(
+            2.0 * levels(nodes) * level
+                + ramp
+                + self.moved_by_tree() * known::TREE_TRAFFIC.factor(),
+        )
+    }
+
+    /// Seconds for which a tree uses the busiest link. Between two nodes each byte goes there once and comes back once, in opposite
+    /// directions of a card; a ring sends it nearly twice (NVIDIA/nccl-tests issues 22 and 196: 1 GB between two nodes takes half as long
+    /// by tree as by ring).
+    fn moved_by_tree(&self) -> f64 {
+        let two_nodes = self.together > 1 && self.ranks.div_ceil(self.together) == 2;
+        match two_nodes {
+            true => self.inside.max(self.bytes / self.cards),
+            false => self.moved,
+        }
     }
 
     /// Direct sends between all pairs; the part for other domains leaves each rank by its own network card.
@@ -133,6 +155,8 @@ mod tests {
             ranks,
             together,
             moved: 1e-3,
+            inside: 1e-4,
+            cards: 4e11,
             far_latency: 1e-6,
             far: 5e10,
             inside_rate: 3e11,
@@ -160,6 +184,26 @@ mod tests {
         assert!((short / by_hand - 1.0).abs() < 1e-9, "{short}, {by_hand}");
         let by_hand = 63.0 * 4.5e-6 + 8.0 * 1e-6 + 2.5e-3;
         assert!((long / by_hand - 1.0).abs() < 1e-9, "{long}, {by_hand}");
+    }
+
+    #[test]
+    fn a_tree_sends_each_byte_once_between_two_nodes() {
+        // For two nodes 1 GB at the 400 GB/s of their cards, for three what a ring moves.
+        for (ranks, traffic) in [(16, 2.5e-3), (24, 1e-3)] {
+            let of = crossing(CollectiveOp::AllReduce, ranks, 8);
+            let start = Crossing {
+                bytes: 0.0,
+                moved: 0.0,
+                inside: 0.0,
+                ..of
+            }
+            .time(Algorithm::Tree);
+            let ramp = known::TREE_RAMP.factor() * 1e3_f64.sqrt();
+            let found =
+                of.time(Algorithm::Tree).expect("a tree").0 - start.expect("a tree").0 - ramp;
+            let expected = traffic * known::TREE_TRAFFIC.factor();
+            assert!((found / expected - 1.0).abs() < 1e-9, "{ranks}: {found}");
+        }
     }
 
     #[test]

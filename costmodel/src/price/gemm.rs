@@ -125,14 +125,8 @@ impl GemmPrices {
         let single = device
             .peak_rate(DType::F32)
             .map_or(1.0, |own| (peak / own).max(1.0));
-        let ratios = [("bf16", 1.0), ("tf32", single)].map(|(element, slower)| {
-            let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
-            // Unaligned products run on other kernels than the grid's, so they cannot correct it.
-            let products = products
-                .into_iter()
-                .filter(|&(sizes, _)| Rows::of(sizes, Pass::Forward) == Rows::Aligned);
-            Ratios::new(products, |sizes| wide.time(sizes, 1.0).0 * slower)
-        });
+        let ratios = [("bf16", 1.0), ("tf32", single)]
+            .map(|(element, slower)| wide.corrected(profile, element, slower));
         Some(Self {
             wide,
             narrow,
@@ -365,6 +359,16 @@ impl Scaled {
             least,
             waves: waves.map(|[own, _]| own),
         }
+    }
+
+    /// Measured over the grid's times of products of a type, which take `slower` times those of the grid.
+    fn corrected(&self, profile: Option<OfGpus<'_>>, element: &str, slower: f64) -> Ratios<3> {
+        let products = profile.map_or_else(Vec::new, |profile| profile.products(element));
+        // Unaligned products run on other kernels than the grid's, so they cannot correct it.
+        let products = products
+            .into_iter()
+            .filter(|&(sizes, _)| Rows::of(sizes, Pass::Forward) == Rows::Aligned);
+        Ratios::new(products, |sizes| self.time(sizes, 1.0).0 * slower)
     }
 
     /// Time of kernels that take `longer` times those of the grid.

@@ -143,6 +143,8 @@ impl NetworkPrices {
             ranks,
             together,
             moved: bytes.as_f64() * bus(op, ranks) / cards.min(inside_rate),
+            inside: bytes.as_f64() * bus(op, ranks) / inside_rate,
+            cards,
             far_latency: self.far_latency,
             far: self.far,
             inside_rate,

@@ -141,6 +141,8 @@ pub(super) fn model(doc: &Document) -> Result<Json, ImportError> {
     let mut config = Map::new();
     config.insert("rms_norm_eps".to_owned(), 1e-6.into());
     config.insert("max_position_embeddings".to_owned(), 2048.into());
+    // As many as query heads.
+    config.insert("num_key_value_heads".to_owned(), Json::Null);
     for (name, node) in doc.find(MODEL).map_or(&[][..], Node::entries) {
         if SAME.contains(&name.as_str()) {
             config.insert(name.clone(), json(&node.value));
@@ -215,10 +217,11 @@ fn mixture(doc: &Document, config: &mut Map<String, Json>) -> Result<(), ImportE
         "moe_intermediate_size",
         size("moe_intermediate_size", 1408)?,
     );
-    if doc.on(&key("enable_shared_expert"))? {
-        let width = size("shared_expert_intermediate_size", 5632)?;
-        set("shared_expert_intermediate_size", width);
-    }
+    let shared = match doc.on(&key("enable_shared_expert"))? {
+        true => size("shared_expert_intermediate_size", 5632)?,
+        false => 0,
+    };
+    set("shared_expert_intermediate_size", shared);
     Ok(())
 }
 
