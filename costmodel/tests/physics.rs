@@ -394,7 +394,7 @@ fn model() -> impl Strategy<Value = Model> {
             hidden * 3,
             1u64 << vocab,
             if kind == "mistral" { (1u64 << window).to_string() } else { "null".to_owned() },
-            if kind == "mixtral" { r#", "num_local_experts": 8"# } else { "" },
+            if kind == "mixtral" { r#", "num_local_experts": 8, "num_experts_per_tok": 2"# } else { "" },
         ))
     })
 }
