@@ -1,6 +1,7 @@
 //! Plans and what they are made of: strategies, meshes, schedules, programs, timelines, predictions and plan files.
 
 pub mod decisions;
+pub mod divided;
 mod falling;
 pub mod grammar;
 mod groups;

@@ -1,13 +1,14 @@
 //! Which decisions of a strategy a runtime supports.
 
-use catalog::model::{ModelConfig, WindowPattern};
+use catalog::model::ModelConfig;
 use catalog::runtime::{RecomputeMode, RuntimeSpace, SequenceParallelUse};
 use catalog::{
-    Axis, CpKind, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
-    PredictionModules, RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
+    Axis, CudaGraphs, Dispatcher, Fp8Recipe, GradientTypes, Offload, Overlap, Precision,
+    RecomputeModule, Runtime, ScheduleKind, Selection, Zero,
 };
 
 use crate::decisions::{Decisions, Recompute, alone};
+use crate::divided::{beside_predictions, unfit_context};
 use crate::grammar::{order_name, overlap_name};
 use crate::legality::StrategyError;
 
@@ -167,48 +168,10 @@ fn context_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Opt
     )
 }
 
-/// What of the model's attention does not run under the strategy's kind of context parallelism, and the kinds that it runs under;
-/// `None` if all of it runs.
-#[must_use]
-pub fn unfit_context<'a>(
-    d: &Decisions,
-    model: &ModelConfig,
-    space: &'a RuntimeSpace,
-) -> Option<(&'static str, &'a [CpKind])> {
-    let attention = &model.attention;
-    let windows = attention.window != WindowPattern::Full;
-    let limits = [
-        (attention.sinks, "sinks", &space.sink_cp_kinds),
-        (windows, "a sliding window", &space.window_cp_kinds),
-    ];
-    let (_, what, kinds) = (limits.into_iter())
-        .find(|(has, _, kinds)| d.cp > 1 && *has && !kinds.contains(&d.cp_kind))?;
-    Some((what, kinds))
-}
-
 /// Finds a pipeline or context parallelism beside prediction modules where the runtime has none there.
 fn prediction_lack(d: &Decisions, model: &ModelConfig, space: &RuntimeSpace) -> Option<Lack> {
     let (what, has) = beside_predictions(d, model, space)?;
     lacks(format!("{what} beside multi-token-prediction modules"), has)
-}
-
-/// A way to divide the model that the runtime does not have beside prediction modules, and the size that it has instead.
-#[must_use]
-pub fn beside_predictions(
-    d: &Decisions,
-    model: &ModelConfig,
-    space: &RuntimeSpace,
-) -> Option<(&'static str, &'static str)> {
-    let undivided = space.prediction_modules == PredictionModules::Undivided;
-    if model.mtp_layers == 0 || !undivided {
-        None
-    } else if d.pp > 1 {
-        Some(("pipeline parallelism", "pp=1"))
-    } else if d.cp > 1 {
-        Some(("context parallelism", "cp=1"))
-    } else {
-        None
-    }
 }
 
 /// Whether experts have as many data-parallel ranks as the rest of the model. `spread` is `ep·etp` of a model with experts; without

@@ -20,8 +20,9 @@ use super::launch::Program;
 use super::refusal::Limits;
 use crate::config::escape;
 use plans::decisions::{Decisions, Recompute};
+use plans::divided::unfit_context;
 use plans::grammar::{order_name, recompute_name};
-use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap, unfit_context};
+use plans::support::{MAX_OVERLAPPED_MTP, equal_expert_dp, experts_cannot_overlap};
 
 /// Keeps optimizer states in host memory.
 pub(crate) const OFFLOAD: &str = "--optimizer-cpu-offload";

@@ -39,7 +39,7 @@ pub(crate) use self::inputs::PLACEHOLDER;
 
 use catalog::PredictionModules;
 use catalog::model::Family;
-use plans::support::beside_predictions;
+use plans::divided::beside_predictions;
 
 use self::job::Draft;
 use self::launch::Program;
